@@ -44,7 +44,7 @@ class Entry:
         environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
         if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
-            raise UserError(f"model: must be a paddle.nn.Layer that is made already (got {model!r})")
+            raise UserError(f"model: must be a paddle.nn.Layer object (got {model!r})")
         self._model = model
         self._network: Any = None  # the network that `predict` and `model` have read
 

@@ -118,7 +118,7 @@ def reading(
         except (FileNotFoundError, NotADirectoryError) as error:
             raise MissingFileError(f"{escape(path)}: {missing}") from error
         except UnicodeDecodeError as error:
-            text = f"{escape(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
+            text = f"{escape(path)}: is not UTF-8 text ({error.reason} at byte {error.start})"
             raise UserError(text) from error
 
 

@@ -284,7 +284,7 @@ def test_an_entry_is_shown_by_what_it_is(trained):
 def test_a_config_says_how_it_is_changed(trained):
     config = entry(trained).config
     line = refusal(setattr, config.Head, "margin", 0.1)
-    assert line.startswith("margin: a config is not changed; make another one from it, load(config, {")
+    assert line.startswith("margin: a config cannot be changed; make a new one from it, load(config, {")
     assert '"Head.margin": ...' in line
     assert '"Head": ...' in refusal(setattr, config, "Head", None)
 
@@ -366,7 +366,7 @@ def test_an_export_gives_the_embeddings_of_predict(trained):
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(device.DeviceSelection, "_update", lambda *_: None)
-    assert refusal(entry(tmp_path).train).startswith("rank 0 computes the head wrongly: ")
+    assert refusal(entry(tmp_path).train).startswith("rank 0 computes the head incorrectly: ")
     assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
 
 
@@ -375,7 +375,7 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
     monkeypatch.setattr("plsc.evaluation.report.render", Mock(side_effect=full))
     result = entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
     assert re.search(
-        ": cannot be written: .*; the checkpoints are whole, the report is not: make space",
+        ": cannot be written: .*; the checkpoints are complete, the report is not; free some space",
         *result["failures"],
     )
     assert checkpoints(tmp_path) == [1]

@@ -92,7 +92,7 @@ def test_mistakes_that_only_the_data_show_are_reported_at_once(tmp_path):
         assert [line[:3] for line in lines] == ["-o "] * 4
         assert "batch_size: 116 samples of a step are more than the 115 of an epoch; lower it" in lines[0]
         assert "Eval.dataset: its samples have shape" in lines[1]
-        assert "999 classes, but the head has learned" in lines[2]
+        assert "999 classes, but the head was trained on" in lines[2]
         assert "Optimizer.freeze" in lines[3]
 
 
@@ -106,9 +106,9 @@ def test_mistakes_in_a_list_of_sets_are_reported_at_once(tmp_path):
 def test_a_checkpoint_that_training_would_not_read_is_refusal(tmp_path):
     line = refusal(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
     assert line == (
-        "-o Global.checkpoint=old/step-00000008: Global.checkpoint: training starts anew and would not read "
+        "-o Global.checkpoint=old/step-00000008: Global.checkpoint: a new training would not read "
         "old/step-00000008; set Global.resume=true "
-        "to go on from it, or Global.init_from to begin a new run with its weights"
+        "to resume from it, or Global.init_from to start a new run with its weights"
     )
     assert not (tmp_path / "out").exists()
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
@@ -117,10 +117,7 @@ def test_a_checkpoint_that_training_would_not_read_is_refusal(tmp_path):
 def test_a_resumed_run_at_its_end_says_so(trained, capsys):
     entry(trained, "Global.resume=true", "Global.max_steps=2").train()
     said = capsys.readouterr().out
-    assert (
-        "WARNING nothing is left to train: this run ends at step 2; raise Global.epochs or Global.max_steps\n"
-        in said
-    )
+    assert "WARNING the run is complete: it ends at step 2; raise Global.epochs or Global.max_steps\n" in said
 
 
 def test_another_network_is_refused_with_the_config_of_the_run(trained):
@@ -134,9 +131,7 @@ def test_one_class_is_nothing_to_learn(tmp_path):
     one = entry(tmp_path, "DataLoader.Train.dataset.num_classes=1", "DataLoader.Train.batch_size=5")
     line = refusal(one.train)
     assert line == refusal(one.dry_run)
-    assert line.endswith(
-        "tiny.yaml:9: DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
-    )
+    assert line.endswith("tiny.yaml:9: DataLoader.Train.dataset: has 1 class, training needs at least 2")
 
 
 class Twice(Linear):
@@ -171,19 +166,19 @@ class Bare(paddle.nn.Layer):
         (Twice(8), "the backbone must give embeddings [12, 8] of 12 images, it gave tuple"),
         (
             After(lambda out: out.astype("float16")),
-            "the backbone must give embeddings of float32, it gave float16; end it with .astype('float32')",
+            "the backbone must give float32 embeddings, it gave float16; end it with .astype('float32')",
         ),
         (
             After(lambda out: out.detach()),
             (
-                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out "
-                "detach() and no_grad()"
+                "the backbone's embeddings have no gradient, so it would not be trained; remove detach() "
+                "and no_grad()"
             ),
         ),
-        (Bare, "made already (got <class 'tests.test_entry_mistakes.Bare'>)"),
+        (Bare, "paddle.nn.Layer object (got <class 'tests.test_entry_mistakes.Bare'>)"),
         (
             Bare(),
-            "Model: Bare has no parameters that are trained; give it some, or leave them unfrozen",
+            "Model: Bare has no parameters to train; give it some, or do not freeze them all",
         ),
     ],
 )
@@ -227,7 +222,7 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
     Entry(TINY, [*keys, "DataLoader.Eval.dataset=null"]).train()
     fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}", "Global.overwrite=true"])
     for verb in (fewer.evaluate, fewer.train):
-        words = "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "
+        words = "DataLoader.Eval.dataset: its class 0 is 'Bob', the trained one is 'Ann', so right "
         assert words in refusal(verb)
     assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).evaluate()["images"] == 9
 
@@ -245,7 +240,7 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
     (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
     assert refusal(longer.train).endswith(
-        "DataLoader.Train.dataset: its class 0 is 'Bob', the one trained on is 'Ann' in checkpoint "
+        "DataLoader.Train.dataset: its class 0 is 'Bob', the trained one is 'Ann' in checkpoint "
         "step-00000002: resume with the same classes, or start a new run with Global.init_from in another "
         "Global.output_dir"
     )

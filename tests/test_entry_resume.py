@@ -25,12 +25,12 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
         (tmp_path / name).write_text("mine")
     (tmp_path / "log").mkdir()  # as Paddle's launcher makes it before it starts ranks
     (tmp_path / "train.log").write_text("mine")
-    said = "has train.log, which no run wrote and a new one would delete; name another"
+    said = "has train.log, which no run wrote and a new run would delete; name another"
     assert said in refusal(entry(tmp_path, *short).train)
     (tmp_path / "train.log").unlink()
     entry(tmp_path, *short).train()
     assert re.search(
-        "has a run that is at its end, step 1; .* Global.overwrite=true to ",
+        "contains a finished run, step 1; .* Global.overwrite=true to ",
         refusal(entry(tmp_path, *short).train),
     )
     assert (tmp_path / "test").read_text() == "mine"
@@ -39,7 +39,7 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
         entry(tmp_path, *short).train()
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
     entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
-    assert "has a run that is at its end, step 2" in refusal(Entry(tmp_path).train)
+    assert "contains a finished run, step 2" in refusal(Entry(tmp_path).train)
     assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
     assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
 
@@ -57,7 +57,7 @@ def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
         "step-00000009.bad",
     ]
     assert (
-        "going on from step 3: later checkpoints are set aside, the last one as " in capsys.readouterr().out
+        "resuming from step 3: later checkpoints are set aside, the last one as " in capsys.readouterr().out
     )
 
 
@@ -84,9 +84,9 @@ def test_the_same_command_resumes_from_the_newest_and_says_where_it_would_not(tm
 def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
     entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
     (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
-    assert "none of its checkpoints is usable" in refusal(entry(tmp_path).export)
+    assert "no checkpoint is usable" in refusal(entry(tmp_path).export)
     assert checkpoint(tmp_path, 1).exists(), "a verb that only reads has renamed it"
-    assert "none of its checkpoints is usable" in refusal(entry(tmp_path, "Global.resume=true").train)
+    assert "no checkpoint is usable" in refusal(entry(tmp_path, "Global.resume=true").train)
 
 
 def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):

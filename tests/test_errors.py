@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     assert said == f"{tmp_path}: cannot be read: Is a directory; name a file"
     absent.write_bytes(b"ab\xff")
     said = refusal(within, reading(absent), absent.read_text, "utf-8")
-    assert said == f"{tmp_path}/a\\nb: is no UTF-8 text (invalid start byte at byte 2)"
+    assert said == f"{tmp_path}/a\\nb: is not UTF-8 text (invalid start byte at byte 2)"
 
 
 @pytest.mark.parametrize(

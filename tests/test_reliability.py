@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(out, caplo
     assert found == checkpoint(out, 4)
     (line,) = set(caplog.messages)
     assert line.startswith("checkpoint step-00000008 is unusable (") and "\n" not in line
-    assert line.endswith("; passed over as step-00000008.bad")
+    assert line.endswith("; it was skipped and renamed to step-00000008.bad")
     assert (out / "checkpoints/step-00000008.bad").is_dir()
 
 

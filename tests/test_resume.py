@@ -95,7 +95,7 @@ def stopped(tmp_path_factory):
 def test_another_optimizer_is_refused(stopped, tmp_path, capsys, override, rule, name):
     """And not warned of another seed, as if the run went on."""
     said = refusal(make_trainer(tmp_path, override, "Global.seed=4").resume, stopped)
-    assert "continues with" not in capsys.readouterr().out
+    assert "continues with other" not in capsys.readouterr().out
     assert said == (
         f"checkpoint step-00000004 was made with {rule} Momentum, this run has {name}: resume with the same, "
         "or start a new run with Global.init_from in another Global.output_dir"

@@ -79,7 +79,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
                 why = "not saved on the signal" if signals else without
                 _report(folder, f"ERROR {text}; {why}, the logs are in {folder / 'log'}")
                 return 1
-            _report(folder, f"WARNING {text}; starting again from {place}")
+            _report(folder, f"WARNING {text}; restarting from {place}")
             overrides = ["-o", "Global.resume=true", "Global.checkpoint=newest"]
             time.sleep(_PAUSE)
 

@@ -32,7 +32,7 @@ def average(run: str, last: int | None, target: str) -> str:
     than that.
     """
     if Path(target).exists():
-        raise UserError(f"{target}: is there already, and nothing is overwritten; name another folder")
+        raise UserError(f"{target}: exists already, and nothing is overwritten; name another folder")
     paths = completed(Path(run, "checkpoints"))
     wanted = max(2, len(paths)) if last is None else last
     if wanted < 2 or wanted > len(paths):

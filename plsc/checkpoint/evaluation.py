@@ -60,5 +60,5 @@ class Evaluation(BaseModel):
             return None
         except (OSError, ValidationError) as error:
             reason = first_problem(error)[1] if isinstance(error, ValidationError) else error.strerror
-            get_logger().warning(f"{path}: cannot be read ({escape(reason)}); taken as not evaluated")
+            get_logger().warning(f"{path}: cannot be read ({escape(reason)}); it counts as not evaluated")
             return None

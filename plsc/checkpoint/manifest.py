@@ -109,7 +109,7 @@ def read_manifest(path: Path) -> Manifest:
     it cannot be read.
     """
     if not path.is_file():
-        raise DamagedError(f"{path}: is not there; this is no checkpoint, or was never completed")
+        raise DamagedError(f"{path}: does not exist; this is not a checkpoint, or it was never completed")
     data = path.read_bytes()
     fields = data[len(seal(b"")) :]
     if data != seal(fields):
@@ -120,8 +120,8 @@ def read_manifest(path: Path) -> Manifest:
         other = [problem["input"] for problem in error.errors() if problem["loc"] == ("format",)]
         if other:
             raise UserError(
-                f"{path}: has format {escape(other[0])}, this plsc reads format {FORMAT} only; use the plsc "
-                "that wrote it, or make it anew"
+                f"{path}: has format {escape(other[0])}, this plsc reads format {FORMAT} only; use the "
+                "plsc that wrote it, or write it again"
             ) from error
         key, message = first_problem(error)
         raise DamagedError(f"{path}: {escape(key)}: {escape(message)}") from error
@@ -131,7 +131,7 @@ def read_manifest(path: Path) -> Manifest:
     if not manifest.heads or not tiles(
         [(part.start, part.stop) for part in manifest.heads], manifest.num_classes
     ):
-        raise DamagedError(f"{path}: the head files do not make up the classes [0, {manifest.num_classes})")
+        raise DamagedError(f"{path}: the head files do not cover the classes [0, {manifest.num_classes})")
     return manifest
 
 
@@ -163,7 +163,7 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
         for name, info in manifest.files.items():
             file = path / name
             if not file.is_file():
-                raise DamagedError(f"{file}: is not there")
+                raise DamagedError(f"{file}: does not exist")
             if file.stat().st_size != info.bytes:
                 raise DamagedError(f"{file}: has {file.stat().st_size} bytes, the manifest says {info.bytes}")
             if verify and crc32_of(file) != info.crc32:
@@ -175,7 +175,7 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
         if error.errno in _ABSENT:
             raise DamagedError(f"{path}: {error}") from error
         raise UserError(
-            f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was changed: "
-            "see that its disk is there and that this user may read it, and try again"
+            f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was "
+            "changed; make sure that its disk is mounted and that this user may read it, then try again"
         ) from error
     return manifest, tensors, classes

@@ -83,7 +83,7 @@ class Checkpoint:
     def loading(self, owner: str) -> Iterator[None]:
         """Raise UserError with one line if a state's owner, in the block, cannot load that state."""
         where = f"{self.path}/manifest.json: state.{owner}"
-        remedy = "it is of another program, or of another run: start from it with Global.init_from"
+        remedy = "it was written by another program or run; start from it with Global.init_from"
         try:
             yield
         except KeyError as error:

@@ -7,10 +7,11 @@ A run on any number of ranks can read the checkpoint of a run on any other numbe
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
                                 [evaluation.json]
 
-Each part of a run has a file with its name for its arrays. Its other values are in the manifest under the
-same name. A head file contains one rank's class rows. The manifest is written last. It lists the head files'
-class ranges, and each file's size and checksum. evaluation.json is added when the checkpoint has been
-evaluated. This module uses neither pickle nor Paddle, and calls no collective except the one it is given.
+The arrays of each part of a run, such as the backbone, are in a file that is named after the part. The part's
+other values are in the manifest, under its name. A head file contains one rank's class rows. The manifest is
+written last. It lists the head files' class ranges, and each file's size and checksum. evaluation.json is
+added when the checkpoint has been evaluated. This module uses neither pickle nor Paddle, and calls no
+collective except the one it is given.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -67,8 +68,8 @@ class Content:
     Attributes:
         step: optimizer steps taken.
         epoch: the last step's epoch, counted from 1.
-        states: each owner's state by the owner's name. A state contains plain values, and its arrays by
-            name under the key "arrays".
+        states: the state of each part of the run (such as "backbone") by the part's name. A state contains
+            plain values, and its arrays by name under the key "arrays".
         rows: this rank's class rows, with the class as the first axis: "centres" [S, D], "bias" [S] if the
             head has a bias, and their optimizer's arrays, such as "momentum" [S, D].
         num_classes: class count over all ranks.
@@ -77,8 +78,8 @@ class Content:
         config: the resolved config by section.
         preprocessing: how images are prepared for the network.
         classes: each class's name, or None if the classes have no names.
-        weights: owner whose arrays are the weights for everything except training. If it has no arrays, the
-            backbone's are used.
+        weights: the part whose arrays evaluation and export use as the network's weights, such as an average.
+            If it has no arrays, the backbone's are used.
     """
 
     step: int
@@ -101,8 +102,8 @@ def save(
 ) -> Path:
     """Write the folder `root`/step-XXXXXXXX, which must not exist, and return it. Every rank calls this.
 
-    The arrays are not copied, so they must not change until this function returns. The whole checkpoint is on
-    the disk then.
+    The arrays are not copied, so they must not change until this function returns. When it returns, the whole
+    checkpoint is on the disk.
 
     Args:
         root: the folder with the run's checkpoints.
@@ -130,7 +131,7 @@ def save(
         replicated = set(shards) == {(0, num_classes)}
         if replicated:  # one file for all
             shards = shards[:1]
-        assert tiles(shards, num_classes), f"{shards} do not make up the classes [0, {num_classes})"
+        assert tiles(shards, num_classes), f"{shards} do not cover the classes [0, {num_classes})"
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         if first or not replicated:
             mine[names[0 if replicated else rank]] = layout(content.rows)
@@ -211,8 +212,8 @@ def _publish(final: Path, first: bool, fields: Any) -> None:
     """Add the manifest to the temporary folder, and rename the folder to `final`."""
     if not first:
         return
-    # If an older folder were deleted here and the process were killed before the rename, both would be lost.
-    # A run that returns to an earlier step sets the later checkpoints aside.
+    # `final` cannot exist, since a run that returns to an earlier step first sets later checkpoints aside. It
+    # is not deleted here, since both would be lost if the process were killed before the rename.
     assert not final.exists(), f"{final} exists"
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
@@ -240,8 +241,8 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     """Find a checkpoint and verify its checksums. Return its folder, or None if none was ever completed.
 
     One rank calls this and sends the path to the others. All ranks then open it with verify=False. If a newer
-    checkpoint is unusable, a warning names it. A checkpoint that a running training deletes during the search
-    is skipped.
+    checkpoint is unusable, a warning names it. A checkpoint is skipped if a run deletes it during
+    the search.
 
     Args:
         root: the folder with the run's checkpoints.
@@ -253,7 +254,8 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
     Raises UserError in these cases:
         - There are checkpoints, but none is usable. A run must not start from step 0 over damaged ones.
         - The best one is asked for, but none has been evaluated.
-        - A checkpoint has another format, or cannot be read now. That does not count as damage.
+        - A checkpoint has an unknown format, or cannot be read, for example because a disk is not mounted. It
+            is then not treated as damaged.
     """
     if which not in ("newest", "best"):
         below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
@@ -263,7 +265,7 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
         return newest
     found = best(root)
     if not found:
-        raise UserError(f"{root}: no checkpoint has been evaluated, so none is the best; take the newest")
+        raise UserError(f"{root}: no checkpoint has been evaluated, so none is the best; use the newest")
     return Checkpoint.open(found).path
 
 
@@ -298,13 +300,15 @@ def _newest(root: Path, rename: bool) -> Path | None:
                 continue
             bad += 1
             aside = set_aside(path) if rename else path
-            get_logger().warning(f"checkpoint {path.name} is unusable ({error}); passed over as {aside.name}")
+            get_logger().warning(
+                f"checkpoint {path.name} is unusable ({error}); it was skipped and renamed to {aside.name}"
+            )
             continue
         return path
     if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
         raise UserError(
-            f"{root}: none of its checkpoints is usable (the warnings say why; those set aside are called "
-            ".bad): put a good copy back, or start anew with another Global.output_dir"
+            f"{root}: no checkpoint is usable (the warnings above say why; damaged ones were renamed to "
+            ".bad); put a good copy back, or start a new run with another Global.output_dir"
         )
     return None
 
@@ -351,7 +355,7 @@ def set_aside_after(root: Path, step: int) -> None:
     aside = [set_aside(path) for path in later]
     if aside:
         get_logger().warning(
-            f"going on from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
+            f"resuming from step {step}: later checkpoints are set aside, the last one as {aside[-1]}"
         )
 
 

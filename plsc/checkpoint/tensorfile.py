@@ -159,7 +159,7 @@ class TensorFile:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(available, _MAX_HEADER):
             raise DamagedError(
-                f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
+                f"{path}: says that its header has {length} bytes, which is impossible; the file is damaged"
             )
         text = file.read(length)
         self._data = 8 + length
@@ -183,7 +183,7 @@ class TensorFile:
         entry = self.arrays[name]
         shape = entry.shape if stop is None else (stop - start, *entry.shape[1:])
         if stop is not None and stop > entry.shape[0]:
-            raise DamagedError(f"{self.path}: has not the rows of {name!r} that its manifest says")
+            raise DamagedError(f"{self.path}: does not have the rows of {name!r} that its manifest lists")
         of_row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         offset = self._data + entry.start + start * of_row
         array = np.empty(shape, entry.dtype)

@@ -31,14 +31,12 @@ VERBS = {
     "train": Verb(
         "plsc.cli.train", "train, verify, and write the report; --ranks N on several processes", "start here"
     ),
-    "init": Verb("plsc.apps.curate.init", "look at your pictures, and write a config for them", "start here"),
+    "init": Verb("plsc.apps.curate.init", "inspect your pictures, and write a config for them", "start here"),
     "doctor": Verb("plsc.apps.curate.doctor", "find errors in sets of images", "data"),
     "align": Verb("plsc.apps.faces.command", "find the faces in photos, and cut them out aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "convert a set of images to another format", "data"),
-    "eval": Verb(
-        "plsc.cli.inference:evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"
-    ),
-    "import": Verb("plsc.apps.migrate.import_weights", "read weights of other programs", "train"),
+    "eval": Verb("plsc.cli.inference:evaluate", "evaluate a checkpoint on DataLoader.Eval's sets", "train"),
+    "import": Verb("plsc.apps.migrate.import_weights", "import other programs' weights", "train"),
     "gallery": Verb(
         "plsc.apps.gallery.command", "keep known people, and find out whom a picture shows", "use"
     ),
@@ -52,7 +50,7 @@ VERBS = {
         "plsc.cli.inference:export", "write the network for Paddle Inference, ONNX and others", "use"
     ),
     "ckpt": Verb("plsc.cli.ckpt", "show, verify and average checkpoints", "care"),
-    "selftest": Verb("plsc.cli.selftest", "check that this machine computes rightly", "care"),
+    "selftest": Verb("plsc.cli.selftest", "check that this machine computes correctly", "care"),
 }
 
 
@@ -83,7 +81,7 @@ def _at_home(word: str) -> str:
 
 def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
     if "" in arguments:
-        raise UserError("an argument is empty; is a variable of the shell not set?")
+        raise UserError("an argument is empty; is a shell variable not set?")
     if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding
         raise UserError("Python takes no names of files in UTF-8 here; set PYTHONUTF8=1")
     with reading("the current folder", missing="was deleted; change into another"):

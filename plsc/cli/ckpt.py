@@ -56,20 +56,20 @@ def verify(folder: str) -> str:
     the first bad file."""
     saved = Checkpoint.open(newest_below(folder))
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
-    return f"{saved.path}: whole, {count} files, {size:,} bytes, every checksum is right"
+    return f"{saved.path}: complete, {count} files, {size:,} bytes, every checksum is right"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `plsc ckpt`. Raises UserError."""
-    parser = argparse.ArgumentParser("plsc ckpt", description="Look at checkpoints, and average them.")
+    parser = argparse.ArgumentParser("plsc ckpt", description="Inspect, verify and average checkpoints.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, what in (("inspect", "show what is in a checkpoint"), ("verify", "compare every checksum")):
+    for name, what in (("inspect", "show what a checkpoint contains"), ("verify", "compare every checksum")):
         verb = verbs.add_parser(name, help=what, description=what)
-        verb.add_argument("folder", help="a checkpoint, or a run, whose newest it takes")
-    what = "write the mean of checkpoints of a run"
+        verb.add_argument("folder", help="a checkpoint, or a run, whose newest one is used")
+    what = "write the mean of a run's checkpoints"
     verb = verbs.add_parser("average", help=what, description=what)
     verb.add_argument("run", help="the folder of a run")
-    verb.add_argument("--last", type=int, metavar="K", help="the K newest of the run; all without it")
+    verb.add_argument("--last", type=int, metavar="K", help="only the K newest checkpoints; default: all")
     verb.add_argument("--output", required=True, metavar="FOLDER", help="a new folder")
     args = parser.parse_args(argv)
     if args.verb == "inspect":

@@ -8,7 +8,7 @@ from plsc.cli.arguments import make_parser, parse
 
 def evaluate(argv: Sequence[str]) -> None:
     """Run `plsc eval`."""
-    parser = make_parser("eval", "evaluate a checkpoint on the sets of DataLoader.Eval", "-c first")
+    parser = make_parser("eval", "evaluate a checkpoint on DataLoader.Eval's sets", "-c first")
     args = parse(parser, argv)
     from plsc.entry import Entry
 

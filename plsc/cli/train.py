@@ -26,9 +26,9 @@ def main(argv: Sequence[str]) -> int:
     """
     what = "train, verify, and write the report"
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
-    restarts = "train on N processes of this machine, and restart what dies (default: in this process)"
+    restarts = "train on N processes on this machine, and restart those that die (default: in this process)"
     parser.add_argument("--ranks", type=int, metavar="N", help=restarts)
-    plan = "print the resolved config and the plan, train nothing; exit code 1: this machine has no room"
+    plan = "print the resolved config and the plan without training; exit code 1 if this machine has no room"
     parser.add_argument("--dry-run", action="store_true", help=plan)
     args = parse(parser, argv)
     if args.ranks is not None and not 1 <= args.ranks <= 64:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.config is None and environment.rank_from_env() == 0:
         get_logger().info(
-            "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
+            "no -c: training with the built-in defaults, on generated glyphs if -o names no other data "
             "(plsc train --dry-run shows all keys)"
         )
     result = Entry(args.config, args.override).train() or {}
@@ -69,8 +69,8 @@ def _supervise(path: str | None, overrides: list[str], ranks: int) -> int:
     """Train on several ranks on this machine. They run this verb without --ranks."""
     if (rank := os.environ.get("PADDLE_TRAINER_ID")) is not None:
         raise UserError(
-            f"--ranks {ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave "
-            "--ranks out, or start without Paddle's launcher"
+            f"--ranks {ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); omit "
+            "--ranks, or start without Paddle's launcher"
         )
     from plsc.apps.restart import supervise
 

@@ -109,7 +109,7 @@ class Config(Section):
         wanted = self.DataLoader.Train.global_batch
         if wanted is not None and wanted < 2 * ranks:
             raise UserError(
-                f"must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
+                f"must be at least {2 * ranks} on {ranks} ranks, since BatchNorm needs 2 samples on each "
                 f"(got {wanted}); start {wanted // 2} or fewer",
                 key="DataLoader.Train.global_batch",
             )
@@ -157,7 +157,7 @@ Section.others = {
     "gradient_acc": "use DataLoader.Train.global_batch",
     "image_root": "use DataLoader.Train.dataset: {name: ImageList, list: FILE, root: FOLDER}",
     "interclass_filtering_threshold": "use Head.filter_above",
-    "lr": "use LRScheduler.learning_rate, of the samples of all ranks in a step",
+    "lr": "use LRScheduler.learning_rate, which refers to all ranks' samples in a step",
     "m": "use Head.margin",
     "margin_list": "use Head: {name: dist_arcface, margin: 0.5}",
     "network": "use Model.name",
@@ -185,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add -c, -o and --device to a command, for `load(args.config, args.override)`."""
     what = "the config: a YAML file, or a folder with a default.yaml or config.yaml"
     parser.add_argument("-c", "--config", metavar="FILE", help=what)
-    add_overrides(parser, "a key for this run, such as Global.epochs=2; wins over the file")
+    add_overrides(parser, "a key for this run, such as Global.epochs=2; overrides the file")
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

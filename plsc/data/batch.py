@@ -53,4 +53,4 @@ def _make_substitute(
         with contextlib.suppress(CorruptImageError):
             image[...] = make_sample(dataset, substitute, epoch, image.shape)
             return substitute
-    raise CorruptImageError(f"{error}; and so are {REDRAWS} others drawn instead") from error
+    raise CorruptImageError(f"{error}; the same holds for {REDRAWS} others drawn instead") from error

@@ -57,12 +57,14 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
     if not (
         isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)
     ):
-        raise UserError(f"{path}: is no verification pack, which holds a list of images and a list of flags")
+        raise UserError(
+            f"{path}: is not a verification pack, which holds a list of images and a list of flags"
+        )
     images, flags = pack
     if not flags or len(images) != 2 * len(flags):
         raise UserError(
             f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each "
-            "flag, and a flag at least"
+            "flag, and at least one flag"
         )
     kinds = bool, int, float, np.bool_, np.number
     wrong = next(

@@ -37,7 +37,7 @@ def build_loader(section: DataLoaderCfg, dataset: Dataset, seed: int, rank: int,
     mistakes = Mistakes()
     with mistakes.collected():
         if dataset.num_classes < 2:
-            raise UserError("has 1 class, and nothing to tell it from; it needs at least 2", key=TRAIN_SET)
+            raise UserError("has 1 class, training needs at least 2", key=TRAIN_SET)
     with mistakes.collected():
         _check_step(train, len(dataset), ranks)
     with mistakes.collected():

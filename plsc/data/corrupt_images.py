@@ -23,7 +23,7 @@ ONE_IN = 100  # one in so many images per epoch may be replaced, over all ranks
 PROBE = 256  # images that are tried before the first step
 CHANCE = 3  # a share of corrupt images above so many times the allowed share is not due to chance
 NAMES_SHOWN = 3
-REMEDY = f"others may replace 1 in {ONE_IN}; plsc doctor lists them all: mend or remove them"
+REMEDY = f"at most 1 in {ONE_IN} may be replaced; plsc doctor lists them all: repair or remove them"
 
 
 class CorruptImages:
@@ -52,7 +52,7 @@ class CorruptImages:
                 name = escape(name_of(self.dataset.name, index))
                 get_logger().warning(
                     f"cannot decode {name}: replaced by sample {substitute}; "
-                    f"{len(self.replaced)} replaced so far (at most {self.limit} an epoch, of all ranks)"
+                    f"{len(self.replaced)} replaced so far (at most {self.limit} per epoch, over all ranks)"
                 )
 
     def refuse(self, replaced: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class CorruptImages:
             data = self.dataset.encoded(dark[0]) if isinstance(self.dataset, EncodedImages) else None
             image = make_sample(self.dataset, dark[0], 0, shape)
             why = f"{escape(name_of(self.dataset.name, dark[0]))}: {why_dark(data, image)}"
-            warn_on_rank_0(f"{len(dark)} of {len(tried)} images tried show next to nothing: {why}")
+            warn_on_rank_0(f"{len(dark)} of {len(tried)} images tried are almost empty: {why}")
         if not corrupt:
             return
         found = f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}"

@@ -267,7 +267,7 @@ def check_preprocessing(theirs: Preprocessing, first: Preprocessing, key: str, w
     if differences := [
         f"{what} {value} ({words} {other})" for what, value, other in theirs.differences(first)
     ]:
-        text = f"its samples have {', '.join(differences)}; the network needs the same of all sets"
+        text = f"its samples have {', '.join(differences)}; all sets must have the same"
         raise UserError(text, key=key)
 
 
@@ -322,7 +322,7 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
         return None
     for number, (theirs, ours) in enumerate(zip(names, known)):
         if here[number] != there[number]:
-            return f"its class {number} is '{theirs}', the one trained on is '{ours}'"
+            return f"its class {number} is '{theirs}', the trained one is '{ours}'"
     return None
 
 
@@ -348,14 +348,14 @@ def check_against_training(
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:
             raise UserError(
-                f"its images are of {data.num_classes} classes, but the head has learned {num_classes}; give "
-                "images of the classes that are trained on, or pairs to verify",
+                f"its images are of {data.num_classes} classes, but the head was trained on "
+                f"{num_classes}; give images of the trained classes, or pairs to verify",
                 key=key,
             )
         if wrong := misnumbered_class(names, data):
             raise UserError(
-                f"{wrong}, so right predictions would count as wrong; give it the classes that are trained "
-                "on, all of them, in the same order",
+                f"{wrong}, so right predictions would count as wrong; it must have all trained classes in "
+                "the same order",
                 key=key,
             )
     else:
@@ -363,9 +363,9 @@ def check_against_training(
         shared = shared_identities(seen, own)
         if shared is not None and len(shared):
             raise UserError(
-                f"{len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
-                "would be of classes seen before; leave them out of one of the two: give both the same "
-                "hold_out (Glyphs: held_out)",
+                f"{len(shared)} of its classes are also trained on (the first is {shared[0]}), so the "
+                "accuracy would include classes seen in training; remove them from one of the two sets, "
+                "for example with the same hold_out in both (Glyphs: held_out)",
                 key=key,
             )
     check_preprocessing(data.preprocessing, preprocessing, key, "trained on")

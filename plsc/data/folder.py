@@ -43,14 +43,14 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
         elif name != ALIGNMENT:
             others.append(name)
     if not names:
-        raise UserError(f"{folder}: has no images in folders of their own, one folder for each identity")
+        raise UserError(f"{folder}: has no images in subfolders; each identity needs a folder")
     empty = [name for name, count in zip(names, counts) if count == 0]
     if empty:
-        what = f"{plural(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) right in it"
-        remedy = "remove, or add images, or name the folder further down"
+        what = f"{plural(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) directly in it"
+        remedy = "remove it, add images, or name the folder further down"
         raise UserError(f"{escape(folder)}: {what}: {_some(empty)}; {remedy}")
     if others:
-        what = f"{plural(len(others), 'file')} left out, no image of an identity"
+        what = f"{plural(len(others), 'file')} skipped, since they are not images in an identity's folder"
         get_logger().warning(f"{escape(folder)}: {what}: {_some(others)}")
     known, label_of = np.unique(same_form(names), return_inverse=True)
     return Paths.of(folder, images), np.repeat(label_of, counts), known.tolist()

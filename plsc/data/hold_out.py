@@ -61,7 +61,7 @@ def choose_held_out(data: Dataset, share: float, where: str) -> np.ndarray:
     if not LEAST <= count <= data.num_classes - LEAST:
         raise UserError(
             f"{share:g} of {where} holds out {count} of its {data.num_classes:,} classes, as their names "
-            f"decide: {LEAST} at least have to be held out and {LEAST} trained on; take another share",
+            f"decide: {LEAST} at least must be held out and {LEAST} trained on; choose another share",
             key="hold_out",
         )
     return chosen

@@ -35,18 +35,19 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{escape(path)}: is a damaged or cut off .gz ({error}); fetch it again") from error
+        raise UserError(f"{escape(path)}: is a damaged or truncated .gz ({error}); fetch it again") from error
     magic, header = int.from_bytes(data[:4], "big"), 4 + 4 * axes
     if len(data) < header or magic != 0x0800 + axes:
         kind = "labels" if axes == 1 else "images"
         raise UserError(
-            f"{path}: is no idx file of {kind}: it begins with {magic:#010x}, must be {0x0800 + axes:#010x}"
+            f"{path}: is not an idx file of {kind}: it begins with {magic:#010x}, must be "
+            f"{0x0800 + axes:#010x}"
         )
     shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
     if len(data) - header != math.prod(shape):
         raise UserError(
             f"{path}: has {len(data) - header:,} bytes after its header, which promises "
-            f"{' x '.join(map(str, shape))}; cut off, or not whole? fetch it again"
+            f"{' x '.join(map(str, shape))}; is it truncated? fetch it again"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 

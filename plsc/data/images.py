@@ -80,8 +80,8 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
         picture = None
     if picture is None:
         raise CorruptImageError(
-            f"{escape(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, not an "
-            f"image, or of more than {MOST_PIXELS:,} pixels?"
+            f"{escape(name())}: not an image that OpenCV can decode ({data.size} bytes); is it truncated, "
+            f"not an image, or larger than {MOST_PIXELS:,} pixels?"
         )
     return picture
 

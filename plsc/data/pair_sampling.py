@@ -32,7 +32,7 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
     """
     most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
     if most == 0:
-        raise UserError(f"{where}: has no pairs; these need two classes, and two images of one of them")
+        raise UserError(f"{where}: has no pairs; pairs need two classes, and two images of one class")
     if num_pairs is None:
         num_pairs = min(USUAL_PAIRS, most)
         if num_pairs < USUAL_PAIRS:

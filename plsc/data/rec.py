@@ -83,7 +83,7 @@ def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
     if not promised >= 1 or np.float32(len(images) + 1) != headers.labels[first]:
         raise UserError(
             f"{records.path}: its header record promises {promised:,.0f} images, the index has "
-            f"{len(images):,} of them; the two files do not belong together, or are not whole"
+            f"{len(images):,} of them; the two files do not belong together, or are incomplete"
         )
     last = np.flatnonzero(~empty)[-1]
     _refuse_empty(records, order[1:last][empty[1:last]])

@@ -80,7 +80,7 @@ class RecordFile:
             start = file.read(4)
         if start != _MAGIC:
             raise UserError(
-                f"{path}: is no RecordIO file: it begins with 0x{start[::-1].hex()}, must be {MAGIC:#x}"
+                f"{path}: is not a RecordIO file: it begins with 0x{start[::-1].hex()}, must be {MAGIC:#x}"
             )
         self.keys, self.offsets = read_index(self.index)
         self.spans = self._checked_spans()
@@ -137,7 +137,7 @@ class RecordFile:
         for position in np.flatnonzero(split | (headers.image_bytes < 0)).tolist():
             payload = self.payload(position)
             if len(payload) < _IR_HEADER.size:
-                self._refuse(position, "is no image: its payload is too short for an IRHeader")
+                self._refuse(position, "is not an image: its payload is too short for an IRHeader")
             flag, label, *_ = _IR_HEADER.unpack_from(payload)
             headers.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
             if headers.image_bytes[position] < 0:
@@ -165,7 +165,8 @@ class RecordFile:
         if not good.all():
             position = int(order[np.argmin(good)])
             raise UserError(
-                f"{self.path}: {self.name(position)} is damaged or cut off, or {self.index} does not belong "
+                f"{self.path}: {self.name(position)} is damaged or truncated, or {self.index} does not "
+                "belong "
                 "to the file; fetch or make both again"
             )
         spans = np.empty_like(starts)
@@ -190,7 +191,7 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     offsets = numbers[1::2]
     if not numbers.size or numbers.size != 2 * lines or len(np.unique(offsets)) < lines or offsets.min() < 0:
         raise UserError(
-            f"{path}: is no index of records, whose lines are 'key<TAB>offset'; fetch or make it again"
+            f"{path}: is not a record index, whose lines are 'key<TAB>offset'; fetch or make it again"
         )
     return numbers[0::2].copy(), offsets.copy()
 

@@ -113,9 +113,7 @@ class GalleryProbe(Encoded, IdentificationSet):
         if os.path.isdir(gallery):
             self.names = identity_names([os.path.join(gallery, name) for name in known])
         if not np.isin(self.identities[self.probe], self.identities[self.gallery]).any():
-            raise UserError(
-                f"{probe}: not one of its identities is in {gallery}; the two must name identities alike"
-            )
+            raise UserError(f"{probe}: none of its identities is in {gallery}; both must use the same names")
 
     def probes_in_gallery(self) -> list[tuple[int, int]]:
         sizes = np.array([_size(self.image_name(index)) for index in range(self.num_images)])

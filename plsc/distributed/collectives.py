@@ -1,7 +1,7 @@
 """Communicate between ranks. No other module calls a collective.
 
-With one process each function returns its input. The same code uses Gloo on CPUs, and a device's own library
-on devices.
+With one process each function returns its input. The same code uses Gloo on CPUs, and the vendor's library,
+such as NCCL, on other devices.
 
 Loss convention: the loss is the mean over the N samples of the global batch. `data_parallel` averages the
 backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W. The
@@ -49,22 +49,22 @@ def init(
     Every rank calls it once.
 
     Args:
-        device: "cpu", a kind that Paddle lists, one card ("gpu:1"), or "auto" (the first kind, if all
-            ranks have a card).
+        device: "cpu", a device kind that Paddle supports ("gpu"), one card ("gpu:1"), or "auto". "auto" is
+            the first kind that Paddle supports if every rank has a card, and "cpu" if no rank has one.
         threads: CPU threads for this rank's matrix products. None leaves Paddle's own choice.
         hang_seconds: see plsc.distributed.peers.meet.
-        problem: a mistake that this rank has found before. Every rank raises it.
+        problem: an error that this rank found before the call. Every rank raises it.
 
-    Raises UserError on every rank if the ranks cannot have what was asked for, or if no launcher has started
-    them. Raises LostRankError if a rank does not come.
+    Raises UserError on every rank if the ranks cannot all use `device`, or if no launcher has started them.
+    Raises LostRankError if a rank does not connect within `hang_seconds`.
     """
     if not paddle.in_dynamic_mode():
         # If another thread imported Paddle, this one is in static mode, and would compute nothing.
         paddle.disable_static()
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
         raise UserError(
-            f"rank {rank()} of {world_size()} by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, and no launcher "
-            "has set them; unset both"
+            f"PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM make this rank {rank()} of {world_size()}, but no "
+            "launcher has set them; unset both"
         )
     starts_group = world_size() > 1 and not dist.is_initialized()
     if starts_group:
@@ -76,10 +76,11 @@ def init(
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
     if starts_group:
-        get_store()  # before the ranks exchange their addresses through it
+        get_store()  # before the ranks exchange their addresses through the store
         if interface:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # Without them Paddle would take the device's collectives for ranks on CPUs.
+        # Without these variables, Paddle would use the device's collectives even if the ranks compute on
+        # CPUs.
         os.environ.update(devices.backend_variables(kind))
         with paddle_internals.one_group_of_all_ranks():
             fleet.init(is_collective=True, log_level="ERROR")
@@ -106,9 +107,9 @@ def _agree_on_kind(device: str) -> str:
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
 
-    Gloo's max drops a NaN except on rank 0, so a failure is gathered by a sum.
+    With Gloo, "max" ignores NaN on all ranks except rank 0. Use "sum" to find out whether any rank has one.
     """
-    assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order, without an error"
+    assert x.is_contiguous(), "Paddle 2.6 ignores strides and would reduce the wrong elements"
     if world_size() > 1:
         with RecordEvent("gather"):
             dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
@@ -123,10 +124,10 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` (small, and with a type that pickle can write) on every rank, in rank
-    order.
+    """Gather every rank's `value` on every rank, in rank order. It must be small, and pickle must be able
+    to write it.
 
-    The pickles come from plsc's own ranks only. The ranks wait in `barrier` first, so they may call it
+    The pickles come from plsc's own ranks only. The ranks first wait in `barrier`, so they may call this
     minutes apart.
     """
     if world_size() == 1:
@@ -140,8 +141,8 @@ def gather_objects(value: object) -> list:
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
     """Call `function` on rank 0 alone. Return its value, or raise its UserError, on every rank.
 
-    Every rank calls it. The value is small, and pickle can write its type. The call may take minutes,
-    because the others wait in `barrier`.
+    Every rank calls it. The value must be small, and pickle must be able to write it. `function` may take
+    minutes, because the other ranks wait in `barrier`.
     """
     value = None
     problem = None
@@ -160,8 +161,8 @@ def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
     """Call `function` on every rank and return this rank's value. If it fails on a rank, every rank raises
     the UserError from the first rank that failed.
 
-    `function` calls no collective, so no rank waits for one that has failed. It may raise any exception. The
-    ranks may take minutes, because they wait in `barrier`.
+    `function` must not call a collective, because a rank that fails would not take part. It may raise any
+    exception, and it may take minutes, because the ranks wait for each other in `barrier`.
     """
     value, problem, cause = None, None, None
     try:
@@ -178,9 +179,9 @@ def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
 class Flag:
     """A flag that any rank raises and every rank reads without a collective, in the job's key-value store.
 
-    Every rank makes the same flags in the same order. Ranks that read one at different times may
-    read different values. If they must decide alike, they read it after a `barrier` that follows the last
-    chance to raise it.
+    Every rank must make the same flags in the same order. Ranks that read a flag at different times may read
+    different values. If all ranks must read the same value, they must call `barrier` after the last call of
+    `set`, and then read.
     """
 
     def __init__(self) -> None:
@@ -213,8 +214,8 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
     All axes except the first must agree. B may be 0.
 
-    Made for large results: the array is sent in pieces with PIECE_BYTES each, so that no single collective
-    takes long, and a device holds only W pieces. The ranks wait in `barrier` first, so they may call it
+    This is for large arrays, which are sent in pieces of PIECE_BYTES. So no single collective takes long,
+    and a device holds at most W pieces. The ranks first wait in `barrier`, so they may call this
     minutes apart.
     """
     if world_size() == 1:
@@ -241,7 +242,7 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 
     The name comes from the original PLSC. The backward pass sums this rank's row gradient over the
     ranks. Every rank calls it, forward and backward.
-    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. One process has
+    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. With one process,
     none.
 
     Args:
@@ -257,7 +258,7 @@ def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
 
     The name comes from the original PLSC. The backward pass gathers the ranks' gradients. Every rank calls
     it, forward and backward.
-    Collectives: one reduce-scatter forward, one all_gather backward. One process has none. Gloo has no
+    Collectives: one reduce-scatter forward, one all_gather backward. With one process, none. Gloo has no
     reduce-scatter, so on CPUs it is an all_reduce and a slice.
 
     Args:
@@ -315,7 +316,8 @@ def _padded(x: paddle.Tensor, rows: int) -> paddle.Tensor:
 
 
 def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> np.ndarray:
-    """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere.
+    """Convert labels to row numbers in this shard: label - start if start <= label < stop, otherwise
+    `ignore`.
 
     Calls no collective. int64 in, int64 out. `label` does not change.
     Paddle's own shard_index only makes shards with ceil(C / W) classes. The two agree if W divides C.
@@ -342,7 +344,7 @@ def barrier(timeout: float = 3600.0) -> None:
             raise TimeoutError(
                 f"only {arrived} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
-        gone = peers.gone()  # read first: a rank that has arrived may pass and end before the others see it
+        gone = peers.gone()  # read before `arrived`, since a rank may arrive and exit in between
         time.sleep(next(pauses))
         arrived = store.add(key, 0)
         if gone and arrived < world_size():
@@ -357,8 +359,8 @@ def barrier(timeout: float = 3600.0) -> None:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not
-    flood rank 0."""
+    """Yield the pauses between two polls in seconds: 1, 2, 4, 8 and 16 ms, then always 32 ms, so that many
+    ranks do not flood rank 0."""
     return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))
 
 

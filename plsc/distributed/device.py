@@ -64,21 +64,19 @@ def why_none(device: str, ranks: int = 1) -> str:
     """
     kind = _kind_for(device)
     if kind == CPU:
-        return "" if device == CPU else "this Paddle computes on CPUs alone"
+        return "" if device == CPU else "this Paddle computes on CPUs only"
     has = kinds()
     if kind not in has:
-        found = f"has {' and '.join(has)}" if has else "computes on CPUs alone"
+        found = f"has {' and '.join(has)}" if has else "computes on CPUs only"
         wheel = "paddlepaddle-gpu" if kind == GPU else f"Paddle's wheel or plug-in for {kind}"
         return f"this Paddle {found} (install {wheel})"
     if ranks > 1 and kind != has[0]:
-        return f"a launch of several ranks takes {has[0]}, the first kind that this Paddle has"
+        return f"a launch with several ranks uses {has[0]}, the first kind that this Paddle has"
     _, named, card = device.partition(":")
     if named and ranks > 1:
-        return (
-            f"that is one card, and this is a run of {ranks} ranks (Global.device={kind} gives each its own)"
-        )
+        return f"that is one card, and the run has {ranks} ranks (Global.device={kind} gives each its own)"
     number, cards = int(card) if named else _selected(kind), count(kind)
-    lacks = f"Paddle has {kind} and sees {cards} of its cards, and this rank would take number {number}"
+    lacks = f"Paddle has {kind} and sees {cards} cards, but this rank needs number {number}"
     return "" if number < cards else lacks
 
 

@@ -267,7 +267,7 @@ def _reminders(patience: float, missing: Iterable[int]) -> Iterator[str]:
         ranks = ", ".join(map(str, sorted(missing)[:8])) + (" ..." if len(list(missing)) > 8 else "")
         who = f"rank{'s' * (len(list(missing)) > 1)} {ranks}"
         if waited > patience:
-            raise LostRankError(f"{who} did not come within {patience:.0f} s (Global.hang_seconds)")
+            raise LostRankError(f"{who} did not connect within {patience:.0f} s (Global.hang_seconds)")
         yield f"{who} ({waited:.0f} s)" if waited >= due else ""
         if waited >= due:
             due += _REMIND

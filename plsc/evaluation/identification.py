@@ -147,7 +147,9 @@ class Identification:
                 threshold = self.threshold_at_fpir[fpir]
                 labels[f"TPIR at FPIR {fpir:g}"] = f"{shown}, above a cosine of {threshold:.4f}"
             elif self.probes:
-                labels[f"TPIR at FPIR {fpir:g}"] = f"needs at least {needed(fpir):,} probes not in it"
+                labels[f"TPIR at FPIR {fpir:g}"] = (
+                    f"needs at least {needed(fpir):,} probes outside the gallery"
+                )
         if intervals:
             how = f"{resamples(self.probes):,} resamples of {self.people:,} identities"
             labels[IN_BRACKETS] = f"95 % confidence, {how}"
@@ -172,8 +174,8 @@ def identify(
     both = np.intersect1d(gallery, probe)
     if len(both):
         raise UserError(
-            f"identification: image {both[0]} is in the gallery and a probe ({len(both):,} such images);"
-            " it would find itself, leave it out of one of them"
+            f"identification: image {both[0]} is in the gallery and a probe ({len(both):,} such images); "
+            "it would find itself, so remove it from one of the two"
         )
     probes, others = (finite_unit_rows(embeddings, rows, "identification") for rows in (probe, gallery))
     best, place = _search(probes, others, identities[probe], identities[gallery])

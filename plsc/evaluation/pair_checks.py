@@ -45,11 +45,11 @@ def uninformative_pairs(pairs: np.ndarray, same: np.ndarray, name: Callable[[int
     if len(wrong):
         named = (f"{name(before[at])} and {name(after[at])}" for at in wrong[:_SHOWN].tolist())
         raise UserError(
-            f"{'; '.join(named)}: the same two, of one identity and of two; correct the labels "
+            f"{'; '.join(named)}: the same two, labelled both as one identity and as two; correct the labels "
             f"({len(wrong):,} such pairs in all)"
         )
-    found = {"of one with itself": np.flatnonzero(first == second)}
-    found["given before, or turned round"] = np.sort(after)
+    found = {"compared with itself": np.flatnonzero(first == second)}
+    found["given twice"] = np.sort(after)
     return [
         f"{plural(len(numbers), 'pair')} {what}, which proves nothing: "
         + ", ".join(map(name, numbers[:_SHOWN].tolist()))

@@ -136,5 +136,6 @@ def refuse_not_finite(embeddings: np.ndarray, what: str, rows: np.ndarray | None
         first = np.argmin(finite)
         raise UserError(
             f"{what}: the embedding of image {first if rows is None else rows[first]} is not finite;"
-            " the network has diverged or its images are broken, lower the learning rate or check them"
+            " the network has diverged or the images are damaged: lower the learning rate, or check the "
+            "images"
         )

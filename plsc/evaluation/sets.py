@@ -153,7 +153,7 @@ class SearchSet(EvalSet):
         if found := self.data.probes_in_gallery():
             some = ", ".join(" = ".join(map(self.name_of, pair)) for pair in found[:_SHOWN])
             count = f"{len(found):,} of {len(self.data.probe):,} probes"
-            self.doubts = [f"{count} are pictures of the gallery, so they find themselves: {some}"]
+            self.doubts = [f"{count} are also gallery pictures, so they find themselves: {some}"]
 
     def score(self, embeddings: np.ndarray) -> Identification:
         return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
@@ -206,8 +206,8 @@ def build_sets(
                 check_against_training(data.data, key, preprocessing, num_classes, names, seen)
                 if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
                     warn_on_rank_0(
-                        f"{key}: hold_out goes by names here or in the training set, and by numbers in the "
-                        "other, so classes may be in both; read both from the same files"
+                        f"{key}: hold_out uses names in one of this set and the training set, and numbers "
+                        "in the other, so a class may be in both; read both from the same files"
                     )
             title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
             if title in sets:

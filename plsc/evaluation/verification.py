@@ -290,7 +290,8 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
         if bad.any():
             raise UserError(
                 f"verification: an embedding of pair {int(np.argmax(bad))} is not finite;"
-                " the network has diverged or its images are broken, lower the learning rate or check them"
+                " the network has diverged or the images are damaged: lower the learning rate, or check "
+                "the images"
             )
     unit /= np.where(norm == 0, 1.0, norm)[:, None]
     distance = kernels.squared_distances(unit, pairs) if kernels.usable() else _by_numpy(unit, pairs)

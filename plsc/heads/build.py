@@ -61,7 +61,7 @@ def build_head(
         if need > free:
             raise UserError(
                 f"the centres of {classes:,} classes on a rank would take {gigabytes(need)} of "
-                f"memory, this machine has {gigabytes(free)} free; take more ranks, a lower "
+                f"memory, this machine has {gigabytes(free)} free; use more ranks, a lower "
                 "Model.embedding_size, or Head.bank=disk",
                 key="Head",
             )

@@ -119,7 +119,8 @@ def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) 
         cosine = margin(*inputs)
         if cosine.stop_gradient:
             raise UserError(
-                f"{prefix} cosines without a gradient by the old ones; compute them by Paddle's operators, "
+                f"{prefix} cosines without a gradient with respect to the old ones; compute them with "
+                "Paddle's operators, "
                 "or return a Target with their slopes"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)

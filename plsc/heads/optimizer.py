@@ -84,7 +84,7 @@ def check_rule(rule: Rule) -> None:
     )
     if (value == 1.0).all():
         raise UserError(
-            f"{type(rule).__name__} changes no row; write into `value`, as by "
+            f"{type(rule).__name__} changes no row; write into `value`, for example with "
             "`value.subtract_(update.lr * grad)`",
             key="Optimizer.head.name",
         )

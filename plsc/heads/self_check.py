@@ -98,8 +98,9 @@ def check_head() -> None:
     limit = TF32_LIMIT if on_device() else LIMIT
     if error > limit:
         raise UserError(
-            f"rank {errors.index(error)} computes the head wrongly: numbers of a tiny case differ from "
-            f"float64's by {error:.2g} of the largest, and {limit:g} is allowed (on {paddle.get_device()}, "
+            f"rank {errors.index(error)} computes the head incorrectly: in a tiny case its numbers differ "
+            f"from float64's by {error:.2g} of the largest, and {limit:g} is allowed (on "
+            f"{paddle.get_device()}, "
             f"Paddle {paddle.__version__}); `plsc selftest` compares more; try PLSC_KERNELS=0, another "
             "version of Paddle, or no FLAGS_ in the environment"
         )

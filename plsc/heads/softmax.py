@@ -27,9 +27,9 @@ Collectives in one step, in this order:
   target cosines depend on the embeddings' norms
 - in the update, all_reduce SUM of two numbers, only for LARS
 
-The labels arrive with the previous step (Trainer._agree). PLSC also runs `_c_reducescatter` on the losses.
-This head does not need it, because every rank knows all N losses after the last SUM. The centres' gradients
-never travel between ranks.
+The labels arrive with the previous step (`Trainer._summarise_step`). PLSC also runs `_c_reducescatter` on the
+losses. This head does not need it, because every rank knows all N losses after the last SUM. The centres'
+gradients never travel between ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -150,8 +150,8 @@ class SoftmaxHead:
         selection, self.memory.ready = self.memory.ready, None
         if selection is None:
             raise UserError(
-                "the head has no gradients to update the class centres by; call backward() of its loss "
-                "before each update()"
+                "the head has no gradients for the class centres; call its loss's backward() before each "
+                "update()"
             )
         selection.check_current()
         with RecordEvent("head"):

@@ -44,7 +44,8 @@ class HeadOutput:
             target logit without margin is larger than all other logits. A tie is not a hit.
         losses_B: each sample's loss on this rank, float32 [B].
         correct_B: whether each sample on this rank is a hit, bool [B].
-        selection: rows in this rank's shard that took part. It holds their gradients after the backward pass.
+        selection: holds the rows in this rank's shard that took part, and after the backward pass their
+            gradients.
     """
 
     loss: paddle.Tensor
@@ -73,7 +74,8 @@ class HeadStep:
         scaled_ND: the values of `vectors` times the scale.
         plain_N: target logits divided by the scale, without margin, or 0 if the sample's class is in another
             shard.
-        targets: the same with margin, and their slopes. All are 0 if the class is in another shard.
+        targets: target logits divided by the scale, with margin, and their derivatives with respect to
+            `plain_N`. All are 0 if the class is in another shard.
         backend: backend that computes the logits.
         lse_N: logarithm of each sample's softmax denominator.
         rest_N: 1 - p(target) for each sample.
@@ -108,8 +110,8 @@ class HeadStep:
         return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Gather all ranks' parts of a per-sample tensor. A margin's statistics must be the same on every
-        rank."""
+        """Return a per-sample tensor of all ranks' samples. A margin's statistics need it, since they must
+        be the same on every rank. A sharded head already has all samples."""
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
@@ -163,8 +165,8 @@ class HeadStep:
         return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
     def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
-        """Apply the margin to the target cosines. Return this shard's target cosines without and with
-        margin."""
+        """Apply the margin to this shard's target cosines. Return the values of `plain_N` and
+        `targets`."""
         if not self.margin:
             plain_N = plain_N * owned_N
             return plain_N, Target(plain_N, owned_N)
@@ -196,8 +198,9 @@ class HeadStep:
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Find each sample's largest logit over all ranks, except the target.
 
-        Return three tensors [N]: the largest logit with the margin's change to the other logits, the largest
-        logit without it, and this rank's sum of exponentials relative to the first.
+        Return three tensors [N]. The first is the largest logit after the margin has changed the other
+        logits. The second is the largest logit before. The third is this rank's sum of exp(logit - the
+        first).
 
         Collectives: one all_reduce MAX of [2, N].
         """
@@ -224,8 +227,8 @@ class HeadStep:
         return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the loss gradient with respect to this rank's embeddings, times W (see
-        `distributed`). Store the centres' gradient in the selection.
+        """Compute the loss gradient with respect to this rank's embeddings, times W (see "Loss convention"
+        in plsc/distributed/collectives.py). Store the centres' gradient in the selection.
 
         Args:
             grad: loss gradient, scalar.
@@ -233,7 +236,7 @@ class HeadStep:
         Raises UserError on a second call, or if the centres have changed since `forward`.
         """
         if self._is_over:
-            raise UserError("a step of the head has one backward pass; call the head again for another one")
+            raise UserError("a head's step has one backward pass; call the head again for another one")
         self.selection.check_current()
         self._is_over = True
         factor = grad.astype("float32") / self.num_samples
@@ -245,7 +248,8 @@ class HeadStep:
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
-            # Gradient through this shard's target cosines to the norms. The scale and the mean come later.
+            # Gradient with respect to the norms, through this shard's target cosines. `_embedding_gradient`
+            # multiplies it by the scale and divides it by the sample count.
             by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND

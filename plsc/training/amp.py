@@ -55,7 +55,7 @@ def check_amp(amp: str | None) -> None:
             key="Global.amp",
         )
     if why := _why_float32(amp):
-        warn_on_rank_0(f"Global.amp: the backbone computes in float32, as {why}")
+        warn_on_rank_0(f"Global.amp: the backbone computes in float32, because {why}")
 
 
 def _why_float32(dtype: str) -> str:

@@ -133,7 +133,7 @@ def _synchronise_norms(backbone: nn.Layer) -> None:
     """
     if not on_device():
         raise UserError(
-            "is true, but Paddle has it for devices alone; set it to false on CPUs",
+            "is true, but Paddle supports it on devices only; set it to false on CPUs",
             key="Model.sync_batchnorm",
         )
     for parent in backbone.sublayers(include_self=True):

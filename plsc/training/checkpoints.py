@@ -102,7 +102,7 @@ class Checkpoints:
             line = f"{error}; last good: {f'step {self.newest}' if self.newest else 'none'}"
             if run.stopped or run.step == run.total_steps:
                 raise store.SaveError(f"{line}; it was the last step: {error.remedy}, and resume") from error
-            get_logger().error(f"{line}; the training continues")
+            get_logger().error(f"{line}; training continues")
             return
         self.newest = run.step
         if distributed.rank() == 0:
@@ -114,5 +114,5 @@ class Checkpoints:
             self._warned = True
             warn_on_rank_0(
                 f"this checkpoint took {seconds:.0f} s; Paddle's launcher kills the ranks 33 s after "
-                "SIGTERM, so the save of a stop may not succeed: set Checkpoint.every_steps to lose little"
+                "SIGTERM, so the save of a stop may not succeed: set Checkpoint.every_steps to lose less"
             )

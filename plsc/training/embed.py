@@ -51,12 +51,12 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
         got = list(out.shape) if tensor else type(out).__name__
         remedy = "; Model.embedding_size says how long they are" if tensor and size else ""
         raise UserError(
-            f"the backbone must give embeddings [{count}, {size or 'D'}] of {count} images, it gave "
+            f"the backbone must give embeddings [{count}, {size or 'D'}] for {count} images, it gave "
             f"{got}{remedy}"
         )
     if out.dtype != paddle.float32:
         raise UserError(
-            "the backbone must give embeddings of float32, it gave "
+            "the backbone must give float32 embeddings, it gave "
             f"{str(out.dtype).removeprefix('paddle.')}; end it with .astype('float32')"
         )
 

@@ -167,8 +167,8 @@ class Evaluator:
         if not self._are_alike and all_alike(embeddings):
             self._are_alike = True
             warn_on_rank_0(
-                f"{title}: the embeddings of all {data.count:,} images are alike; the network tells nothing "
-                "apart, so lower the learning rate or start anew"
+                f"{title}: the embeddings of all {data.count:,} images are alike, so the network "
+                "distinguishes nothing; lower the learning rate, or start a new run"
             )
         if data.labels is None:
             score = partial(data.score, embeddings)

@@ -32,7 +32,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer) -> list[nn.Layer]:
     norms = _norms(backbone)
     if cfg.freeze_norms and not norms:
         raise UserError(
-            f"{type(backbone).__name__} has no norm layer; leave it out", "Optimizer.freeze_norms"
+            f"{type(backbone).__name__} has no norm layer; remove the key", "Optimizer.freeze_norms"
         )
     frozen = {id(p) for layer in norms if cfg.freeze_norms for p in layer.parameters(include_sublayers=False)}
     for number, pattern in enumerate(pattern.pattern for pattern in cfg.freeze):

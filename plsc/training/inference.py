@@ -102,7 +102,8 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
     facts = {**facts, "main": evaluator.main, "flip": cfg.DataLoader.Eval.flip}
     with writing(
         folder,
-        remedy="the checkpoints are whole, the report is not: make space there, and resume or use plsc eval",
+        remedy="the checkpoints are complete, the report is not; free some space there, then resume or "
+        "run plsc eval",
     ):
         page = write_results(folder, evaluator.sets, evaluator.results, rows, cfg.to_yaml(), summary, facts)
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"

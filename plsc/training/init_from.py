@@ -86,7 +86,7 @@ def _why_new(
         if names is None:
             return f"{whose} have no names"
         if len(set(names)) < len(names):
-            raise UserError(f"{whose} have a name twice; each class needs one of its own", "Global.init_from")
+            raise UserError(f"{whose} contain a name twice; each class needs its own", "Global.init_from")
     if not set(there) & set(here):
         return f"no class of {saved.path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
     name = saved.config.get("Head", {}).get("name")

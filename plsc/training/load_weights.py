@@ -134,7 +134,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
         raise UserError(
             f"{wrong} in {where}: resume with the same classes, {anew}", key="DataLoader.Train.dataset"
         )
-    remark = "the run continues with other random numbers and data than it would have had"
+    remark = "the run continues with other random numbers and another data order"
     return [f"{differences[name]}: {remark}" for name in _OF_ORDER if name in differences]
 
 

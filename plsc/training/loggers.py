@@ -95,6 +95,6 @@ def check_packages(names: Iterable[str]) -> None:
         package = _PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:
             raise UserError(
-                f"{name} needs a package that is not installed: pip install {package}, or leave {name} out",
+                f"{name} needs a package that is not installed: pip install {package}, or remove {name}",
                 key="Global.loggers",
             )

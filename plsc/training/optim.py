@@ -115,8 +115,7 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> BackboneOpt
             slices.setdefault(cfg.weight_decay if parameter.ndim > 1 else 0.0, []).append(parameter)
     if not slices:
         raise UserError(
-            f"{type(backbone).__name__} has no parameters that are trained; give it some, or leave "
-            "them unfrozen",
+            f"{type(backbone).__name__} has no parameters to train; give it some, or do not freeze them all",
             key="Model",
         )
     made = []

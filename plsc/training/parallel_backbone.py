@@ -263,8 +263,8 @@ class ParallelBackbone:
         check_output(out, len(part.images), self._embedding_size)
         if out.stop_gradient and paddle.is_grad_enabled():
             raise UserError(
-                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out "
-                "detach() and no_grad()"
+                "the backbone's embeddings have no gradient, so it would not be trained; remove detach() "
+                "and no_grad()"
             )
         return out
 

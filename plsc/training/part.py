@@ -90,8 +90,8 @@ def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | 
     if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
         return loss
     raise UserError(
-        f"{type(part).__name__}.loss gave {type(loss).__name__} {[*getattr(loss, 'shape', [])]}; give a "
-        "tensor of one number, such as plsc.distributed.global_mean makes, or None",
+        f"{type(part).__name__}.loss gave {type(loss).__name__} {[*getattr(loss, 'shape', [])]}; return a "
+        "tensor with one number, such as plsc.distributed.global_mean makes, or None",
         key="Parts",
     )
 

@@ -68,8 +68,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
                 get_logger().error(failures[-1])
             if failures:
                 get_logger().error(
-                    f"the training is at its end and its checkpoints are whole; beside it "
-                    f"{plural(len(failures), 'error')}, see above; mend what is named, and run plsc eval"
+                    f"the training is finished and its checkpoints are complete, but there were "
+                    f"{plural(len(failures), 'error')}, see above; correct what they name, and run plsc eval"
                 )
         return {
             **(evaluator.row or {"accuracy": None}),

@@ -90,16 +90,15 @@ def should_resume(section: GlobalCfg) -> bool:
             return True
         if ended == newest:
             raise UserError(
-                f"{folder} has a run that is at its end, step {newest:,}; name another folder, or set "
-                "Global.overwrite=true to delete that run, or Global.resume=true to go on with it for more "
-                "epochs",
+                f"{folder} contains a finished run, step {newest:,}; name another folder, or set "
+                "Global.overwrite=true to delete that run, or Global.resume=true to train it for more epochs",
                 key="Global.output_dir",
             )
         return True
     if section.checkpoint not in (None, "newest", "best"):
         raise UserError(
-            f"training starts anew and would not read {section.checkpoint}; set Global.resume=true to go on "
-            "from it, or Global.init_from to begin a new run with its weights",
+            f"a new training would not read {section.checkpoint}; set Global.resume=true to resume from "
+            "it, or Global.init_from to start a new run with its weights",
             key="Global.checkpoint",
         )
     there = Path(section.init_from or folder)
@@ -112,14 +111,14 @@ def should_resume(section: GlobalCfg) -> bool:
         )
     if section.init_from and folder.resolve() in (there.resolve(), *there.resolve().parents):
         raise UserError(
-            f"{there} lies in the run that is deleted (Global.overwrite); name another output folder",
+            f"{there} is in the run that would be deleted (Global.overwrite); name another output folder",
             key="Global.init_from",
         )
     theirs = [name for name in RUN_FILES if os.path.lexists(folder / name)]
     if theirs and not saved and not (folder / lock.FILE).exists():
         raise UserError(
-            f"{folder} has {', '.join(theirs)}, which no run wrote and a new one would delete; name another "
-            "folder",
+            f"{folder} has {', '.join(theirs)}, which no run wrote and a new run would delete; name "
+            "another folder",
             key="Global.output_dir",
         )
     return False

@@ -1,11 +1,11 @@
-"""Run a training. `train` is the loop, and `train_step` shows the operations in a step in their order:
+"""Run a training. `train` is the loop. `train_step` shows the operations in a step, in their order:
 
-    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> agree ->
-    update
+    data.loader -> backbone (data parallel) -> head (classes distributed over the ranks) -> backward ->
+    summarise (whether to skip the step) -> update
 
-A resumed run needs only the step and the states. The learning rate depends only on the step, the data
-order only on the seed and the epoch, and dropout only on the seed, the step, the layer and
-the sample.
+To resume, a run needs only its step and the states in `stateful`. The learning rate depends only on the step,
+the data order only on the seed and the epoch, and dropout only on the seed, the step, the layer and the
+sample.
 
 plsc/training/build.py makes a Trainer from a config. Users extend a training with a Part (part.py).
 
@@ -45,9 +45,9 @@ from plsc.training.watchdog import Watchdog
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
 _AS_THEY_WERE = (
-    "the checkpoints are as they were: lower LRScheduler.learning_rate, lengthen its warm-up, set "
-    "Optimizer.clip_norm, or look in the network for a division by 0; if it comes back at once, set "
-    "Global.overwrite=true"
+    "the checkpoints were not changed; lower LRScheduler.learning_rate, lengthen its warm-up, set "
+    "Optimizer.clip_norm, or look for a division by 0 in the network; if this error returns at once, "
+    "start again with Global.overwrite=true, which deletes the run"
 )
 
 
@@ -64,8 +64,8 @@ class Trainer:
         optimizer: updates the backbone.
         evaluator: evaluates between steps.
         checkpoints: writes checkpoints between steps.
-        parts: additions to the training, called in this order.
-        watchdog: notes signals and hangs.
+        parts: the run's `Part`s, which are called in this order.
+        watchdog: records signals that ask the run to stop, and detects ranks that hang.
 
     Attributes:
         dataset: the loader's data set.
@@ -147,7 +147,7 @@ class Trainer:
         """
         self.metrics = metrics
         self.loader.probe()
-        distributed.barrier()  # a rank with a slow disk may take longer than a collective's timeout
+        distributed.barrier()  # waits longer than a collective would, since `probe` may be slow on one rank
         self.network.start()
         self._progress = Progress(
             self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
@@ -169,7 +169,7 @@ class Trainer:
         self.seconds = time.monotonic() - began
         overflows = self.network.loss_scale.overflows if self.network.loss_scale else 0
         if not self.stopped and 0 < self.step <= self.skipped + overflows:
-            raise UserError(f"all {self.step:,} steps were left out, so nothing was trained; {_AS_THEY_WERE}")
+            raise UserError(f"all {self.step:,} steps were skipped, so nothing was trained; {_AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
         """Train the epoch's remaining steps, but not beyond the run's end."""
@@ -192,7 +192,7 @@ class Trainer:
         Returns the step's summary, which is the same on every rank, and the parts' losses by name.
 
         Raises UserError if a label is not a class, if too many images are corrupt, if a weight is not finite,
-        and if Global.max_skipped steps in a row were skipped.
+        or if Global.max_skipped steps in a row were skipped.
         """
         before, undo_head = self.network.remember(), self.head.remember()
         label_N = self._label_N_of.pop(batch.step, None)  # gathered with the previous step's summary
@@ -203,7 +203,7 @@ class Trainer:
         out = self.head(emb_BD, label_N, self.step, counts=batch.counts)
         losses = {part.name: loss_of(part, batch, emb_BD) for part in self.parts}
         losses = {name: loss for name, loss in losses.items() if loss is not None}
-        sum(losses.values(), start=out.loss).backward()  # up to the embeddings, and the centres
+        sum(losses.values(), start=out.loss).backward()  # computes the gradients of embeddings and centres
         self.network.backward(emb_BD.grad)
         if self._following and self.step + 1 < self.total_steps:
             self.network.send_ahead(self._following.images, self.step + 1)
@@ -233,9 +233,9 @@ class Trainer:
         if finite and summary.alike and not self._said_alike:
             self._said_alike = True
             warn_on_rank_0(
-                f"step {self.step + 1}: the embeddings of all samples are the same, so the network tells "
-                "nothing apart and learns nothing: a layer of it may be dead; begin anew with a lower "
-                "LRScheduler.learning_rate or a longer warm-up, or look for what makes them the same"
+                f"step {self.step + 1}: all samples have the same embedding, so the network learns "
+                "nothing; one of its layers may be dead; start a new run with a lower "
+                "LRScheduler.learning_rate or a longer warm-up, or find out why the embeddings are the same"
             )
         self.optimizer.clear_grad()
         self.step += 1
@@ -246,17 +246,20 @@ class Trainer:
         """Gather what each rank knows about a step after its backward pass, and read it on the host. Every
         rank calls it.
 
-        Nowhere else in a step does the host wait for the device, except for the labels in an epoch's first
-        step and for a bank in the host's memory.
+        This is the only place in a step where the host waits for the device, with two exceptions. In an
+        epoch's first step it also waits for the labels. If the bank is not on the device, it also waits for
+        the centres' rows.
 
         Collectives: one all_gather of [1, 9 + samples] numbers, which include the next step's labels.
 
         Args:
             emb_BD: this rank's embeddings, float32, with their gradient.
             out: what the head returned for this step.
-            before: the backbone's statistics before the step. A bad batch may spoil the statistics after it.
+            before: the running statistics of batch norms before the step. Those after the step are not
+                checked, since a bad batch may have changed them.
         """
-        of_head = [out.loss.detach().clone().reshape([1])]  # a copy: a non-finite value may be overwritten
+        # The loss is copied, since the check may overwrite non-finite values.
+        of_head = [out.loss.detach().clone().reshape([1])]
         if emb_BD.grad is not None:
             of_head.append(emb_BD.grad)
         of_head += out.selection.gradients().values()
@@ -284,7 +287,7 @@ class Trainer:
         """Return a bool [1] on the device: whether this rank's embeddings are all equal, except for
         rounding.
 
-        It is False if no log line is due, if the warning was given already, and if there is only one sample.
+        It is False if no log line is due, if the warning was already given, or if there is only one sample.
         """
         if (self.step + 1) % self.cfg.Global.log_every or self._said_alike or len(emb_BD) < 2:
             return paddle.zeros([1], "bool")
@@ -299,9 +302,9 @@ class Trainer:
 
         Args:
             when: step to report in the error.
-            before: the backbone's statistics to check.
-            found: whether a non-finite weight is known to exist. The check that found it may have overwritten
-                it.
+            before: the running statistics to check, see `_summarise_step`.
+            found: whether a non-finite weight is known to exist. The check may have overwritten it, so that
+                it has no name.
         """
         names = distributed.gather_objects(self.network.not_finite(before))
         if found and not any(names):
@@ -318,7 +321,7 @@ class Trainer:
         scale = self.network.loss_scale
         if scale and not summary.bad_head and scale.halve():
             get_logger().info(
-                f"step {number}: the backbone's gradients overflowed in float16; step left out, loss scale "
+                f"step {number}: the backbone's gradients overflowed in float16; step skipped, loss scale "
                 f"{scale.scale:g} from here on"
             )
             return
@@ -326,20 +329,21 @@ class Trainer:
         self._skipped_in_a_row += 1
         most = self.cfg.Global.max_skipped
         what = (
-            "the head's loss, or a gradient by embeddings or centres,"
+            "the head's loss, or its gradient with respect to the embeddings or the class centres,"
             if summary.bad_head
             else "a gradient of the backbone"
         )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
         if self._skipped_in_a_row == most:
-            raise UserError(f"{line}, and {most} steps in a row had to be left out; {_AS_THEY_WERE}")
+            raise UserError(f"{line}, and {most} steps in a row had to be skipped; {_AS_THEY_WERE}")
         if distributed.rank() == 0:
-            get_logger().warning(f"{line}; step left out ({self._skipped_in_a_row} of {most} in a row)")
+            get_logger().warning(f"{line}; step skipped ({self._skipped_in_a_row} of {most} in a row)")
 
     # -- between steps
 
     def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
-        """Log a line and write a row to metrics.jsonl at regular steps, with the parts' numbers."""
+        """Every Global.log_every steps, log a line and write a row to metrics.jsonl. Both contain the
+        parts' numbers."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers: dict[str, Any] = {}
@@ -436,8 +440,8 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings that a resumed run must have in common with the saved one, the
-        number of skipped steps, and the learning rate."""
+        """Return the number of skipped steps, the learning rate, and the settings that a resumed
+        run must share with the saved one."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -462,7 +466,7 @@ class Trainer:
 
         Raises UserError if the checkpoint does not belong to this run.
         """
-        saved = Checkpoint.open(path, verify=False)  # the search has verified it
+        saved = Checkpoint.open(path, verify=False)  # store.find has verified it
         saved.check_matches(
             self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
         )
@@ -476,7 +480,7 @@ class Trainer:
         self.step = saved.step
         if self.step >= self.total_steps:
             warnings.append(
-                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or "
+                f"the run is complete: it ends at step {self.total_steps}; raise Global.epochs or "
                 "Global.max_steps"
             )
         for line in warnings:

@@ -18,7 +18,7 @@ def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading bytes. Raises UserError for any other kind of file, and OSError."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{escape(path)}: is no regular file; remove it, or name another")
+        raise UserError(f"{escape(path)}: is not a regular file; remove it, or name another")
     return open(path, "rb", buffering)
 
 

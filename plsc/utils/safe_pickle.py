@@ -109,10 +109,10 @@ def user_errors(path: str, what: str) -> Iterator[None]:
         except Refused as error:
             asked = escape(str(error)[:_LONGEST])
             raise UserError(
-                f"{escape(path)}: refused: the file asks for {asked}; nothing of it was run"
+                f"{escape(path)}: refused: the file asks for {asked}; none of it was run"
             ) from None
         except Exception as error:
             detail = escape(" ".join(str(error).split())[:_LONGEST]) or type(error).__name__
             raise UserError(
-                f"{escape(path)}: is no {what}, or is damaged or cut off ({detail}); fetch it again"
+                f"{escape(path)}: is not a {what}, or is damaged or truncated ({detail}); fetch it again"
             ) from error

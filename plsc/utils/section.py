@@ -66,7 +66,7 @@ class Section(BaseModel):
         if name in type(self).model_fields:
             key = type(self).elsewhere.get(name, name)
             raise UserError(
-                f"{name}: a config is not changed; make another one from it, "
+                f"{name}: a config cannot be changed; make a new one from it, "
                 f'load(config, {{"{key}": ...}}) or Entry(config, {{"{key}": ...}})'
             )
         super().__setattr__(name, value)

@@ -73,7 +73,7 @@ def test_what_has_no_mean_is_refused(run, tmp_path):
     for last, target, line in (
         (99, "mean", "output: has 4 checkpoints, cannot average 99: give --last 2 or more"),
         (1, "mean", "output: has 4 checkpoints, cannot average 1: "),
-        (2, "there", "there: is there already"),
+        (2, "there", "there: exists already"),
     ):
         assert line in refusal(average, str(run), last, str(tmp_path / target))
     assert "has 0 checkpoints" in refusal(average, str(tmp_path), None, str(tmp_path / "mean"))

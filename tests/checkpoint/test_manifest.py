@@ -58,7 +58,7 @@ def test_round_trip(tmp_path):
 
 def test_absent(tmp_path):
     said = refusal(read_manifest, tmp_path / "manifest.json", kind=DamagedError)
-    assert "manifest.json: is not there; this is no checkpoint, or was " in said
+    assert "manifest.json: does not exist; this is not a checkpoint, or it was " in said
 
 
 HEADS, FILES = GOOD["heads"], GOOD["files"]
@@ -69,7 +69,7 @@ HOSTILE = {
     "does not list '../x' among its files": {"heads": [{"file": "../x", "start": 0, "stop": 10}]},
     "does not list 'backbone.safetensors'": {"files": {n: FILE for n in FILES if "backbone" not in n}},
     "does not list 'average.safetensors'": {"weights": "average"},
-    r"do not make up the classes \[0, 10\)": {"heads": HEADS[:1]},
+    r"do not cover the classes \[0, 10\)": {"heads": HEADS[:1]},
     r"classes \[0, 10\)": {"heads": []},
     "step: Input should be greater than or equal to 0": {"step": -1},
     "state.margin: Input should be an object": {"state": {"margin": [1]}},
@@ -130,7 +130,7 @@ def test_head_files_without_the_rows_of_the_manifest_are_refused_when_read(tmp_p
 
     reseal(path, shift)
     said = refusal(Checkpoint.open(path).head, 0, 11, kind=DamagedError)
-    assert "head-00000-of-00002.safetensors: has not the rows of" in said
+    assert "head-00000-of-00002.safetensors: does not have the rows of" in said
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.ENOENT])

@@ -27,7 +27,7 @@ def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypat
         len(lines) == 2 and "checkpoint of step 4 not written, earlier ones untouched: rank 0: " in lines[0]
     )
     assert "No space left on device (need 0.0" in lines[0]
-    assert lines[0].endswith("MB, free 0.0 MB); last good: step 2; the training continues")
+    assert lines[0].endswith("MB, free 0.0 MB); last good: step 2; training continues")
 
 
 def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
@@ -42,7 +42,7 @@ overrides = [{NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3"]
 print("ended at", train({str(tmp_path)!r}, *overrides).step)
 """
     done = run_python("-c", code, cwd=tmp_path, check=False)
-    assert "[Errno 27] File too large" in done.stdout and "the training continues" in done.stdout
+    assert "[Errno 27] File too large" in done.stdout and "training continues" in done.stdout
     assert "last good: none; it was the last step: raise the limit of a file's size" in done.stderr
     assert list((tmp_path / "checkpoints").iterdir()) == []
 

@@ -105,8 +105,14 @@ def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, ca
     assert find(tmp_path, rename=True) == paths[0]
     messages = capsys.readouterr().out.splitlines()
     assert "WARNING checkpoint step-100000000 is unusable (" in messages[0]
-    assert "backbone.safetensors: fails its checksum); passed over as step-100000000.bad" in messages[0]
-    assert "head-00000-of-00001.safetensors: is not there); passed over as step-00000120.bad" in messages[1]
+    assert (
+        "backbone.safetensors: fails its checksum); it was skipped and renamed to step-100000000.bad"
+        in messages[0]
+    )
+    assert (
+        "head-00000-of-00001.safetensors: does not exist); it was skipped and renamed to step-00000120.bad"
+        in messages[1]
+    )
     assert len(list((tmp_path / "step-100000000.bad").iterdir())) == 4
     assert (tmp_path / "step-00000200.tmp").exists()  # only a save removes it
     save_one(tmp_path, 130, content(0))
@@ -139,8 +145,8 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
         flip(save_one(tmp_path, step, content(step)) / "manifest.json")
     for rename in (False, True, True, False):  # a supervisor starts it again and again
         said = refusal(find, tmp_path, rename=rename)
-        assert "none of its checkpoints is usable " in said
-        assert ": put a good copy back, or start anew" in said
+        assert "no checkpoint is usable " in said
+        assert ": put a good copy back, or start a new run" in said
 
 
 def test_the_later_ones_are_set_aside(tmp_path):

@@ -51,7 +51,7 @@ def test_verify(saved, capsys):
     size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".safetensors")
     size += (folder / "classes.json").stat().st_size
     code, out, _ = run(capsys, "verify", folder)
-    assert code == 0 and out == (f"{folder}: whole, 5 files, {size:,} bytes, every checksum is right\n")
+    assert code == 0 and out == (f"{folder}: complete, 5 files, {size:,} bytes, every checksum is right\n")
     flip(folder / "head-00001-of-00002.safetensors")
     code, out, err = run(capsys, "verify", folder)
     assert (code, out) == (2, "")
@@ -64,7 +64,7 @@ def test_the_current_folder_is_left_out_at_the_beginning_of_a_path_only(saved, m
     monkeypatch.chdir(folder)
     (folder / f"x{folder}").mkdir(parents=True)
     below = saved[0].rename(folder / f"x{saved[0]}")
-    assert run(capsys, "verify", below)[1].startswith(f"x{saved[0]}: whole, ")
+    assert run(capsys, "verify", below)[1].startswith(f"x{saved[0]}: complete, ")
 
 
 def test_a_run_stands_for_its_newest_checkpoint(saved, tmp_path, capsys):
@@ -73,7 +73,7 @@ def test_a_run_stands_for_its_newest_checkpoint(saved, tmp_path, capsys):
     for folder in (tmp_path / "run", tmp_path / "run/checkpoints"):
         assert "step            130, epoch" in run(capsys, "inspect", folder)[1]
         assert run(capsys, "verify", folder)[1].startswith(
-            f"{tmp_path}/run/checkpoints/step-00000130: whole, "
+            f"{tmp_path}/run/checkpoints/step-00000130: complete, "
         )
 
 

@@ -137,7 +137,7 @@ def test_ranks_are_not_started_by_a_rank_of_another_launcher(monkeypatch, capsys
     assert cli.main(["train", "--ranks", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "ERROR --ranks 2: this process is rank 1 of a launch already (PADDLE_TRAINER_ID); leave --ranks out"
+        "ERROR --ranks 2: this process is rank 1 of a launch already (PADDLE_TRAINER_ID); omit --ranks"
     )
 
 
@@ -283,7 +283,7 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
     ("line", "code", "said"),
     [
         ("plsc help <&- >&-", 0, ""),
-        ("plsc doctor ''", 2, "ERROR an argument is empty; is a variable of the shell not set?\n"),
+        ("plsc doctor ''", 2, "ERROR an argument is empty; is a shell variable not set?\n"),
         ("cd a; rmdir ../a; plsc init b", 2, "ERROR the current folder: was deleted; change into another\n"),
         (
             "export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0; plsc init ä",

@@ -309,8 +309,8 @@ def test_a_global_batch_takes_any_number_of_ranks():
     with pytest.raises(UserError) as error, cfg.naming_places():
         cfg.check_ranks(97)
     assert str(error.value) == (
-        "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must have 2 samples for each "
-        "rank, as BatchNorm needs, 194 on 97 ranks (got 192); start 96 or fewer"
+        "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must be at least 194 "
+        "on 97 ranks, since BatchNorm needs 2 samples on each (got 192); start 96 or fewer"
     )
 
 

@@ -43,10 +43,10 @@ def test_a_missing_file_names_its_nearest_neighbour():
 
 
 def test_a_file_that_cannot_be_read():
-    with pytest.raises(UserError, match=r"^a.yaml: is no UTF-8 text"):
+    with pytest.raises(UserError, match=r"^a.yaml: is not UTF-8 text"):
         read(b"# fine\nGlobal: {output_dir: caf\xe9}")
     os.mkfifo("pipe.yaml")  # ranks could not read it again
-    with pytest.raises(UserError, match=r"^pipe.yaml: is no regular file"):
+    with pytest.raises(UserError, match=r"^pipe.yaml: is not a regular file"):
         MergedConfig().read_file("pipe.yaml")
 
 

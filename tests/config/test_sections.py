@@ -18,7 +18,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         ("epochs: 3", "epochs: unknown key, did you mean 'Global.epochs'?"),
         (
             "Optimizer: {lr: 1}",
-            "Optimizer.lr: unknown key; use LRScheduler.learning_rate, of the samples of all ranks in a step",
+            (
+                "Optimizer.lr: unknown key; use LRScheduler.learning_rate, which refers to all ranks' "
+                "samples in a step"
+            ),
         ),
         ("Global: {fp16: true}", "Global.fp16: unknown key; use Global.amp: float16"),
         ("Head: {m: 0.5}", "Head.m: unknown key; use Head.margin"),

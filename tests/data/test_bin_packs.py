@@ -53,7 +53,7 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
         pickle.dumps(([png(0), png(1)], [True], Evil(str(tmp_path / "marker"))))
     )
     assert refusal(BinPairs, str(tmp_path / "evil.bin")).endswith(
-        "evil.bin: refused: the file asks for posix.mkdir; nothing of it was run"
+        "evil.bin: refused: the file asks for posix.mkdir; none of it was run"
     )
     assert not (tmp_path / "marker").exists()
 
@@ -61,10 +61,10 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "pack, said",
     [
-        ([1, 2, 3], "is no verification pack, which holds a list of images and a list of flags"),
+        ([1, 2, 3], "is not a verification pack, which holds a list of images and a list of flags"),
         (
             ([b"a"] * 3, [True]),
-            "has 3 images and 1 flags; a pack has two images for each flag, and a flag at least",
+            "has 3 images and 1 flags; a pack has two images for each flag, and at least one flag",
         ),
         (([b"a"] * 4, [True, 2]), "flag 1 is a int, must be true or false, 1 or 0"),
         (([b"a", None], [True]), "image 1 is NoneType, must be the bytes of an encoded image"),

@@ -34,7 +34,7 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     (line,) = said(capsys)
     assert line == (
         f"cannot decode record 200 (train.rec @ 819200): replaced by sample {substitute}; 1 replaced so far "
-        "(at most 10 an epoch, of all ranks)"
+        "(at most 10 per epoch, over all ranks)"
     )
 
 
@@ -78,10 +78,10 @@ def test_the_line_that_refuses(capsys):
     corrupt.note([(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4), (0, 9, 5)])
     assert refusal(corrupt.refuse, corrupt.replaced, kind=CorruptImageError) == (
         "5 images of an epoch cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), "
-        "record 7 (train.rec @ 28672), ...; others may replace 1 in 100; plsc doctor lists them all: mend or "
-        "remove them"
+        "record 7 (train.rec @ 28672), ...; at most 1 in 100 may be replaced; plsc doctor lists them "
+        "all: repair or remove them"
     )
-    assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch, of all ranks)")
+    assert said(capsys)[-1].endswith("5 replaced so far (at most 4 per epoch, over all ranks)")
 
 
 def test_the_limit_is_that_of_all_ranks():
@@ -136,7 +136,7 @@ def test_pictures_of_few_bits_in_16_are_said_before_the_first_step(tmp_path, cap
     Loader(ImageList(str(tmp_path / "list.txt"), size=(8, 8)), 2, 0, 1, seed=0).probe()
     assert said(capsys) == [
         (
-            f"2 of 3 images tried show next to nothing: {tmp_path}/1.png: 16-bit, largest value 1,020: read "
+            f"2 of 3 images tried are almost empty: {tmp_path}/1.png: 16-bit, largest value 1,020: read "
             "as nearly black; scale to 65,535 or to 8 bits"
         )
     ]

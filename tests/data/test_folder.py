@@ -37,7 +37,10 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
     paths, labels, _ = read_folder(str(folder))
     assert len(paths) == 6 and labels.tolist() == [0, 1, 1, 1, 2, 2]
     said = capsys.readouterr().out
-    assert "faces: 3 files left out, no image of an identity: Ann/list.csv, Ann/more, note.txt\n" in said
+    assert (
+        "faces: 3 files skipped, since they are not images in an identity's folder: Ann/list.csv, "
+        "Ann/more, note.txt\n"
+    ) in said
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
@@ -53,10 +56,10 @@ def test_empty_folders_are_named(folder, tmp_path):
         (folder / name).mkdir()
     said = refusal(ImageFolder, str(folder))
     assert said.startswith(f"{folder}: 3 folders without an image (.jpg, ")
-    assert ") right in it: X, y, z; remove, or add images" in said
+    assert ") directly in it: X, y, z; remove it, add images" in said
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.png").write_bytes(png(0))
-    assert "flat: has no images in folders of their own, one folder for each identity" in refusal(
+    assert "flat: has no images in subfolders; each identity needs a folder" in refusal(
         ImageFolder, str(tmp_path / "flat")
     )
     assert refusal(ImageFolder.check, kind=MissingFileError, folder="none").startswith(

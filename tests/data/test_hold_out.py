@@ -75,7 +75,7 @@ def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path, faces, capsys):
     assert not trained & verified and len(trained | verified) == len(everyone)
     loader = load(TINY, [f"DataLoader.Eval.dataset={{name: ImagePairs, images: {faces}, hold_out: 0.3}}"])
     build_sets(loader.DataLoader, 0, train.preprocessing, 9, train.class_names)
-    assert "WARNING DataLoader.Eval.dataset: hold_out goes by names here" in capsys.readouterr().out
+    assert "WARNING DataLoader.Eval.dataset: hold_out uses names in one" in capsys.readouterr().out
 
 
 def test_too_few_on_either_side_are_refused(faces):

@@ -44,20 +44,20 @@ def header(*numbers):
 @pytest.mark.parametrize(
     "data, said",
     [
-        (b"", "is no idx file of images: it begins with 0x00000000, must be 0x00000803"),
-        (header(0x803, 4, 3), "is no idx file of images: it begins with 0x00000803, must be 0x00000803"),
-        (header(0x801, 4) + bytes(60), "is no idx file of images: it begins with 0x00000801, must be"),
-        (b"\x89PNG" + bytes(60), "is no idx file of images: it begins with 0x89504e47, must be"),
+        (b"", "is not an idx file of images: it begins with 0x00000000, must be 0x00000803"),
+        (header(0x803, 4, 3), "is not an idx file of images: it begins with 0x00000803, must be 0x00000803"),
+        (header(0x801, 4) + bytes(60), "is not an idx file of images: it begins with 0x00000801, must be"),
+        (b"\x89PNG" + bytes(60), "is not an idx file of images: it begins with 0x89504e47, must be"),
         (
             header(0x803, 4, 3, 5) + bytes(59),
-            "has 59 bytes after its header, which promises 4 x 3 x 5; cut off, or not whole? fetch",
+            "has 59 bytes after its header, which promises 4 x 3 x 5; is it truncated? fetch",
         ),
         (header(0x803, *[2**32 - 1] * 3) + bytes(9), "which promises 4294967295 x 4294967295 x 4294967295"),
         (
             gzip.compress(header(0x803, 4, 3, 5) + bytes(60), mtime=0)[:-9],
-            "is a damaged or cut off .gz (Compressed file ended before the end-of-stream",
+            "is a damaged or truncated .gz (Compressed file ended before the end-of-stream",
         ),
-        (gzip.compress(bytes(99), mtime=0)[:12] + b"\xff" * 40, "is a damaged or cut off .gz ("),
+        (gzip.compress(bytes(99), mtime=0)[:12] + b"\xff" * 40, "is a damaged or truncated .gz ("),
     ],
 )
 def test_a_file_that_is_not_whole_or_of_another_kind(data, said, files):

@@ -56,5 +56,5 @@ def test_samples_are_those_of_the_sets():
 def test_samples_of_another_shape_are_refused():
     assert refusal(joined, People("a", ["Ann", "Bob"]), People("b", ["Ann", "Cy"], (3, 4, 4))) == (
         "dataset.1: its samples have shape [3, 4, 4] (dataset.0 has [1, 4, 4]), channels RGB (dataset.0 has "
-        "grey); the network needs the same of all sets"
+        "grey); all sets must have the same"
     )

@@ -41,7 +41,7 @@ def test_more_pairs_than_there_are_is_refused():
 @pytest.mark.parametrize("count", [None, 2])
 def test_images_without_any_pair_are_refused_and_not_counted_in_the_log(labels, count, capsys):
     assert refusal(draw_pairs, labels, count, "x").startswith(
-        "x: has no pairs; these need two classes, and two images of one "
+        "x: has no pairs; pairs need two classes, and two images of one "
     )
     assert capsys.readouterr().out == ""
 

@@ -96,7 +96,7 @@ def test_bad_lines_are_named(folder):
     )
     for text in ("", "a,b,same\n"):
         assert refused(write_list(folder, text)).startswith("has no pairs; it needs lines of ")
-    assert refused(write_list(folder, b"\xff\xfe1")).startswith("is no UTF-8 text (")
+    assert refused(write_list(folder, b"\xff\xfe1")).startswith("is not UTF-8 text (")
 
 
 def test_missing_images_are_named(folder):
@@ -152,7 +152,7 @@ def test_copies_of_an_image_are_one_image(folder):
     )
     known = eval_set(PairList(listed))
     known.check()
-    assert known.doubts[0] == "1 pair of one with itself, which proves nothing: line 1"
+    assert known.doubts[0] == "1 pair compared with itself, which proves nothing: line 1"
     copy.write_bytes(png(77))
     clean = eval_set(PairList(listed))
     clean.check()

@@ -124,7 +124,7 @@ def refused(path):
 def test_a_file_that_is_cut_is_found_before_first_use(plain, size, record):
     os.truncate(plain, size)
     assert refused(plain).startswith(
-        f"train.rec: record {record} (train.rec @ {1008 * record}) is damaged or cut"
+        f"train.rec: record {record} (train.rec @ {1008 * record}) is damaged or trunc"
     )
 
 
@@ -132,9 +132,11 @@ def test_what_is_no_recordio_file_is_said(plain, tmp_path):
     damaged = bytearray(plain.read_bytes())
     damaged[:4] = b"\xff\xd8\xff\xe0"
     plain.write_bytes(damaged)
-    assert refused(plain) == "train.rec: is no RecordIO file: it begins with 0xe0ffd8ff, must be 0xced7230a"
+    assert refused(plain) == (
+        "train.rec: is not a RecordIO file: it begins with 0xe0ffd8ff, must be 0xced7230a"
+    )
     plain.write_bytes(b"")
-    assert refused(plain).startswith("train.rec: is no RecordIO file")
+    assert refused(plain).startswith("train.rec: is not a RecordIO file")
     assert refusal(RecordFile, str(tmp_path / "none.rec"), kind=MissingFileError).endswith(
         "none.rec: no such file"
     )
@@ -145,7 +147,7 @@ def test_a_damaged_record_is_named(plain):
     damaged[4 * 1008 : 4 * 1008 + 4] = bytes(4)
     plain.write_bytes(damaged)
     assert refused(plain) == (
-        "train.rec: record 4 (train.rec @ 4032) is damaged or cut off, or train.idx does not belong to the "
+        "train.rec: record 4 (train.rec @ 4032) is damaged or truncated, or train.idx does not belong to the "
         "file; fetch or make both again"
     )
 
@@ -155,13 +157,16 @@ def test_a_damaged_record_is_named(plain):
     [
         (
             "0\t0\n1\t1000\n",
-            "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not",
+            "train.rec: record 0 (train.rec @ 0) is damaged or truncated, or train.idx does not",
         ),
-        ("0\t0\n", "train.rec: record 0 (train.rec @ 0) is damaged or cut off, or train.idx does not belong"),
-        (f"10\t{2**63 - 1}\n", f"train.rec: record 10 (train.rec @ {2**63 - 1}) is damaged or cut off, or"),
-        ("0\t0\n1\t0\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
-        ("0\t0\nx\t1008\n", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
-        ("", "train.idx: is no index of records, whose lines are 'key<TAB>offset'"),
+        (
+            "0\t0\n",
+            ("train.rec: record 0 (train.rec @ 0) is damaged or truncated, or train.idx does not belong"),
+        ),
+        (f"10\t{2**63 - 1}\n", f"train.rec: record 10 (train.rec @ {2**63 - 1}) is damaged or truncated, or"),
+        ("0\t0\n1\t0\n", "train.idx: is not a record index, whose lines are 'key<TAB>offset'"),
+        ("0\t0\nx\t1008\n", "train.idx: is not a record index, whose lines are 'key<TAB>offset'"),
+        ("", "train.idx: is not a record index, whose lines are 'key<TAB>offset'"),
     ],
 )
 def test_an_index_that_does_not_match_is_refused(plain, lines, said):
@@ -181,9 +186,9 @@ def test_headers_that_cannot_be_are_named(tmp_path):
     good = pack_image(b"image", 1.0)
     assert (
         headers(good, b"short")
-        == "record 1 (a.rec @ 40) is no image: its payload is too short for an IRHeader"
+        == "record 1 (a.rec @ 40) is not an image: its payload is too short for an IRHeader"
     )
-    assert headers(good, b"abcd" + MARK).endswith("is no image: its payload is too short for an IRHeader")
+    assert headers(good, b"abcd" + MARK).endswith("is not an image: its payload is too short for an IRHeader")
     flags = struct.pack("<IfQQ", 2**31, 0, 0, 0)
     for payload in (flags + b"image", flags + MARK):
         assert headers(good, payload).endswith(
@@ -220,4 +225,4 @@ def test_parts_that_do_not_follow_each_other_are_refused(tmp_path, kinds):
     path = tmp_path / "a.rec"
     path.write_bytes(b"".join(map(_header, kinds)))
     path.with_suffix(".idx").write_text("0\t0\n")
-    assert re.search("is damaged|is no image", refusal(lambda: RecordFile(str(path)).headers()))
+    assert re.search("is damaged|is not an image", refusal(lambda: RecordFile(str(path)).headers()))

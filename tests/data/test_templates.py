@@ -77,7 +77,7 @@ def test_probes_that_are_pictures_of_the_gallery_are_found(tmp_path):
     known.check()
     (doubt,) = known.doubts
     copy = f"{probe}/Bob/again.png = {gallery}/Ann/Ann_0002.png"
-    assert doubt.startswith("1 of 4 probes are pictures of the gallery, ") and copy in doubt
+    assert doubt.startswith("1 of 4 probes are also gallery pictures, ") and copy in doubt
     same = eval_set(GalleryProbe(str(gallery), str(gallery), size=(12, 10)))
     same.check()
     assert same.doubts[0].startswith("3 of 3 probes")
@@ -97,7 +97,7 @@ def test_lists_are_searched_by_label(tmp_path):
     assert data.identities.tolist() == [1, 2, 2, 0] and data.names is None
     (tmp_path / "probe.txt").write_text("2.png\t1\n")
     assert refusal(GalleryProbe, *lists).endswith(
-        f"{lists[1]}: not one of its identities is in {lists[0]}; the two must name identities alike"
+        f"{lists[1]}: none of its identities is in {lists[0]}; both must use the same names"
     )
     (tmp_path / "probe.txt").write_text("x.png\t10\n")
     assert "probe.txt: 1 of its images do not exist: x.png" in refusal(

@@ -45,7 +45,7 @@ for bad in ("embedding", "gradient", "centres"):
         said.truncate(0)
         found = d.gather_objects(lines)
         assert not any(found[1:]) and len(found[0]) == 1, found
-        assert " is not finite (learning rate 0.05); step left out (1 of 10 in a row)" in found[0][0]
+        assert " is not finite (learning rate 0.05); step skipped (1 of 10 in a row)" in found[0][0]
 
 # A loss beside the head's.
 said.truncate(0)
@@ -54,9 +54,9 @@ trainer.parts.append(Length(bad=1 if r == W - 1 else None))
 trainer.train(None)
 assert (trainer.skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
-assert "step 2: the head's loss, or a gradient by embeddings or centres, is not" in lines[0][0] and not any(
-    lines[1:]
-), lines
+assert (
+    "step 2: the head's loss, or its gradient with respect to the embeddings or the class centres, is not"
+) in lines[0][0] and not any(lines[1:]), lines
 
 # An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen
 # of the step. With the kernels a CPU refuses float16.
@@ -69,7 +69,7 @@ trainer.train(None)
 assert part_of(trainer, "loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 2, "overflows": 1}
 assert (trainer.skipped, trainer._skipped_in_a_row, trainer.step) == (0, 0, 5)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "overflowed" in line])
-told = "step 3: the backbone's gradients overflowed in float16; step left out, loss scale 32768 from here on"
+told = "step 3: the backbone's gradients overflowed in float16; step skipped, loss scale 32768 from here on"
 assert [line for of_rank in lines for line in of_rank] == [told], lines
 
 other = poisoned(folder / "left-out", {}, *FLOAT16)

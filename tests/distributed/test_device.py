@@ -40,7 +40,7 @@ def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
         assert bool(why_none("gpu")) == bool(why_none("auto", 4)) == lacks
     assert "sees 2 of its cards" in why_none("gpu") and "number 2" in why_none("gpu")
     assert why_none("gpu:1") == "" and "number 5" in why_none("gpu:5")
-    assert "one card, and this is a run of 2 ranks" in why_none("gpu:1", 2)
+    assert "one card, and the run has 2 ranks" in why_none("gpu:1", 2)
 
 
 def test_a_rank_of_our_launcher_takes_the_card_of_its_number_and_sees_one_gpu(monkeypatch):

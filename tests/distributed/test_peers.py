@@ -107,4 +107,4 @@ def test_a_mistake_of_one_rank_ends_all():
 
 def test_a_rank_that_does_not_come_is_named():
     (said,) = meet([""], hang_seconds=2, ranks=3)
-    assert said == "LostRankError: ranks 1, 2 did not come within 2 s (Global.hang_seconds)"
+    assert said == "LostRankError: ranks 1, 2 did not connect within 2 s (Global.hang_seconds)"

@@ -30,7 +30,7 @@ SETTINGS = [
     "Global.ema=0.9",
 ]
 WORKERS = ["DataLoader.Train.num_workers=2"]  # which end with their ranks, and change no bit
-KILLED = r"WARNING rank {} was killed \(signal 9\) in step {}; starting again from {}"
+KILLED = r"WARNING rank {} was killed \(signal 9\) in step {}; restarting from {}"
 
 
 def training(folder, *plan, more=()):
@@ -51,7 +51,7 @@ def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
     assert restart.how_to_resume(cfg.Global) == "rerun the same command without Global.overwrite to resume"
     monkeypatch.setattr(watchdog, "STOPPING", ())  # leaves this process's signals as they are
     itself = load(cfg, {"Global.init_from": str(tmp_path)})
-    assert "lies in the run that is deleted" in refusal(restart.supervise, itself, [], 2)
+    assert "is in the run that would be deleted" in refusal(restart.supervise, itself, [], 2)
     assert (tmp_path / "checkpoints").exists()
     assert restart.supervise(cfg, [], 2) == 0 and not (tmp_path / "checkpoints").exists()
     # The ranks read it if it was given by -c. It lists the folders of its data and modules.
@@ -221,13 +221,13 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
     short = ["Global.max_steps=2", "DataLoader.Eval.dataset=null"]
     assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 0
     assert warm.start(command(tmp_path, more=short), tmp_path).wait(60) == 2
-    assert "Global.output_dir: out has a run that is at its end, step 2; " in lines(tmp_path)[0]
+    assert "Global.output_dir: out contains a finished run, step 2; " in lines(tmp_path)[0]
     (tmp_path / "out/log/mine").touch()
     more = ["Global.overwrite=true", "Checkpoint.every_steps=1", *short]
     assert warm.start(command(tmp_path, "1:2:SIGKILL", more=more), tmp_path).wait(60) == 0
     assert (tmp_path / "out/log/workerlog.0").read_text().count("plan: ranks") == 2  # none of the first run's
     assert (tmp_path / "out/log/mine").exists()
-    assert re.search("starting again from step 1$", lines(tmp_path)[0])
+    assert re.search("restarting from step 1$", lines(tmp_path)[0])
     assert steps(rows(tmp_path / "out")) == [1, 2]
 
 
@@ -256,7 +256,7 @@ def test_a_rank_that_does_not_answer_is_named_and_ended(run, whole, tmp_path):
     """After Gloo's 30 s."""
     code, said = run("1:3:SIGSTOP")
     assert code == 0
-    assert_said(said, "WARNING rank 1 did not answer in step 3; starting again from the beginning")
+    assert_said(said, "WARNING rank 1 did not answer in step 3; restarting from the beginning")
     assert_equal_runs(tmp_path / "out", whole)
 
 

@@ -161,8 +161,10 @@ def photos(given, tmp_path_factory):
 @pytest.mark.parametrize("page", ["README.md", "docs/faces.md"])
 def test_a_page_with_photos_names_the_right_person(page, photos, tmp_path):
     said = run(page, photos, tmp_path / "here")
-    assert re.search(r"^who.jpg: Ann \(0.\d\d; the threshold is 0.\d\d\)$", said, re.MULTILINE)
-    assert re.search(r"^x.jpg: nobody \(nearest \w+, 0.\d\d; the threshold is 0.\d\d\)$", said, re.MULTILINE)
+    assert re.search(r"^who.jpg: Ann \(similarity 0.\d\d, threshold 0.\d\d\)$", said, re.MULTILINE)
+    assert re.search(
+        r"^x.jpg: nobody \(nearest \w+, similarity 0.\d\d, threshold 0.\d\d\)$", said, re.MULTILINE
+    )
     for line in re.findall(r"^INFO (plan: .*)$", PAGES[page], re.MULTILINE):
         assert line in said
     assert '"name":"Ann"' in said or page == "README.md"  # the service's answer

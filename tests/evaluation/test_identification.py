@@ -76,9 +76,9 @@ def test_the_numbers_for_files_and_for_people():
 def test_a_closed_set_has_no_open_set_rates():
     found = identify(*people(identities=8, strangers=0))
     assert set(found.tpir_at_fpir.values()) == {None} and found.strangers == 0
-    assert found.results()["TPIR at FPIR 0.1"] == "needs at least 10 probes not in it"
+    assert found.results()["TPIR at FPIR 0.1"] == "needs at least 10 probes outside the gallery"
     some = identify(*people(identities=12)).results()
-    assert some["TPIR at FPIR 0.01"] == "needs at least 100 probes not in it"
+    assert some["TPIR at FPIR 0.01"] == "needs at least 100 probes outside the gallery"
     assert "above" in some["TPIR at FPIR 0.1"]
     few = identify(*people(identities=3, strangers=0))  # a gallery of six
     assert few.ranks[10] == 1
@@ -163,15 +163,15 @@ def test_without_errors_people_are_the_trials_and_few_people_have_no_intervals()
             [3, 2, 1],
             (
                 "identification: image 1 is in the gallery and a probe (2 such images); it would find "
-                "itself, leave it out of one of them"
+                "itself, so remove it from one of the two"
             ),
         ),
         (
             [0, 1],
             [2, 4],
             (
-                "identification: the embedding of image 4 is not finite; the network has diverged or its "
-                "images are broken, lower the learning rate or check them"
+                "identification: the embedding of image 4 is not finite; the network has diverged or the "
+                "images are damaged: lower the learning rate, or check the images"
             ),
         ),
     ],

@@ -66,11 +66,11 @@ def test_pairs_that_prove_nothing_are_doubted_and_contradictions_refused(tmp_pat
     data.check()
     one, two, three, five = (f"{unit} {first + number}" for number in (0, 1, 2, 4))
     assert data.doubts == [
-        f"1 pair of one with itself, which proves nothing: {two}",
-        f"2 pairs given before, or turned round, which proves nothing: {three}, {five}",
+        f"1 pair compared with itself, which proves nothing: {two}",
+        f"2 pairs given twice, which proves nothing: {three}, {five}",
     ]
     data = eval_set(make(tmp_path, pairs, [True, True, False, False, True]))
-    line = f"{one} and {three}; {three} and {five}: the same two, of one identity and of two; correct"
+    line = f"{one} and {three}; {three} and {five}: the same two, labelled both as one identity and as two"
     assert refusal(data.check).startswith(line)
     data = eval_set(make(tmp_path, [(0, 1), (0, 2)], [True, False]))
     data.check()

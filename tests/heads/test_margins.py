@@ -132,7 +132,10 @@ def by_numpy(cos_N):
         (lambda cos: Target(cos, 1.0), "float32 [3] and a float; "),
         (
             by_numpy,
-            "cosines without a gradient by the old ones; compute them by Paddle's operators, or return a ",
+            (
+                "cosines without a gradient with respect to the old ones; compute them with Paddle's "
+                "operators, or return a "
+            ),
         ),
     ],
 )

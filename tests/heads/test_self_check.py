@@ -42,7 +42,7 @@ def losses_are_no_number(monkeypatch):
 )
 def test_a_wrong_head_is_refused_in_one_line(break_it, difference, monkeypatch):
     break_it(monkeypatch)
-    said = f"wrongly: numbers of a tiny case differ from float64's by {difference} of the largest"
+    said = f"incorrectly: in a tiny case its numbers differ from float64's by {difference} of the largest"
     with pytest.raises(UserError, match=f"^rank 0 computes the head {said}[^\n]*$"):
         check_head()
 

@@ -18,7 +18,8 @@ PLACES = {
     "prelu._weight": "prelu._weight of the backbone, on rank {rank}, is not finite",
     "norm._mean": "norm._mean of the backbone, on rank {rank}, is not finite",  # no step of training reads it
     "norm._variance": "norm._variance of the backbone, on rank {rank}, is not finite",
-    "centres": "the head's loss, or a gradient by embeddings or centres, is not finite",
+    "centres": "the head's loss, or its gradient with respect to the embeddings or the class centres, is "
+    "not finite",
 }
 
 

@@ -13,7 +13,7 @@ def test_a_weight_that_is_not_finite_ends_the_run(tmp_path, monkeypatch, place, 
     monkeypatch.setenv("PLSC_KERNELS", kernels)
     said = refusal(broken(tmp_path, place).train, None)
     assert PLACES[place].format(rank=0) in said
-    assert "; the checkpoints are as they were: lower LRScheduler.learning_rate" in said
+    assert "; the checkpoints were not changed; lower LRScheduler.learning_rate" in said
 
 
 def test_it_is_not_saved(tmp_path):
@@ -34,7 +34,7 @@ def test_a_run_that_took_no_step_is_no_success(tmp_path, monkeypatch):
 
     trainer.head.bank.select = selected
     trainer.total_steps = 2
-    with pytest.raises(UserError, match="^all 2 steps were left out, so nothing was trained; "):
+    with pytest.raises(UserError, match="^all 2 steps were skipped, so nothing was trained; "):
         trainer.train(None)
 
 
@@ -45,5 +45,5 @@ def test_a_dead_network_is_named_once(tmp_path, capsys):
     trainer.optimizer.step = lambda rate: None
     trainer.train(None)
     lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    (line,) = [line for line in lines if "the embeddings of all samples are the same" in line]
+    (line,) = [line for line in lines if "all samples have the same embedding" in line]
     assert "WARNING step 1: " in line

@@ -158,7 +158,7 @@ def test_embeddings_that_are_all_alike_are_said_once(capsys):
     found = evaluator_of(load(TINY, MORE[:1]), Dead())
     found.evaluate()
     found.evaluate()
-    assert capsys.readouterr().out.count("images are alike; the network tells nothing apart") == 1
+    assert capsys.readouterr().out.count("images are alike, so the network distinguishes nothing") == 1
     found = make()
     found.evaluate()
     assert "alike" not in capsys.readouterr().out
@@ -209,7 +209,7 @@ def test_a_training_goes_on_after_an_evaluation_that_failed(tmp_path, capsys):
     )
     assert checkpoints(tmp_path) == [8, 10, 12]
     last = out.splitlines()[-1]
-    assert "ERROR the training is at its end and its checkpoints are whole" in last
+    assert "ERROR the training is finished and its checkpoints are complete" in last
     facts = json.loads((tmp_path / "results.json").read_text())
     assert list(facts["sets"]) == ["noise pairs"] and facts["best"]["step"] in (10, 12)
 
@@ -257,10 +257,10 @@ WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
 @pytest.mark.parametrize(
     "override, line",
     [
-        (f"wide={WIDE}", "wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network "),
+        (f"wide={WIDE}", "wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); all sets "),
         (
             "many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
-            "many: its images are of 24 classes, but the head has learned 23; give images of ",
+            "many: its images are of 24 classes, but the head was trained on 23; give images of ",
         ),
         (
             'noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
@@ -281,7 +281,7 @@ def test_pairs_of_identities_that_are_trained_on_are_refused():
     known = 'DataLoader.Eval.more.known={name: "tests.training.test_evaluator:Known"}'
     assert list(make(known, seen=np.array(["Dora"])).sets) == ["noise pairs", "known"]
     assert refusal(make, known, seen=np.array(["Dora", "Bert"])) == (
-        "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy "
-        "would be of classes "
-        "seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
+        "DataLoader.Eval.more.known: 1 of its classes are also trained on (the first is Bert), so the "
+        "accuracy would include classes seen in training; remove them from one of the two sets, for "
+        "example with the same hold_out in both (Glyphs: held_out)"
     )

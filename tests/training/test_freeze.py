@@ -58,7 +58,7 @@ def test_freeze_norms_is_for_all_norms():
     assert not [name for name, p in face.named_parameters() if "bn" in name and not p.stop_gradient]
     vit = SmallFaceViT(8, (1, 18, 18))
     assert len(freeze(cfg, vit)) == 2 * 2 + 1 + 2
-    assert "Linear has no norm layer; leave it out" in refusal(freeze, cfg, nn.Linear(2, 2))
+    assert "Linear has no norm layer; remove the key" in refusal(freeze, cfg, nn.Linear(2, 2))
 
 
 # ---- whole runs

@@ -125,7 +125,7 @@ def test_a_missing_package_is_one_line_before_the_first_step(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, package, None)
     assert refusal(check_packages, ["visualdl", name]) == (
         f"Global.loggers: {name} needs a package that is not installed: "
-        f"pip install {package}, or leave {name} out"
+        f"pip install {package}, or remove {name}"
     )
     entry = Entry(TINY, [f"Global.output_dir={tmp_path}", f"Global.loggers=[{name}]"])
     for verb in (entry.train, entry.dry_run):

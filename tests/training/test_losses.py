@@ -81,6 +81,6 @@ def test_a_step_that_it_spoils_changes_nothing_and_names_it(
     )
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
     assert (
-        "step 3: the head's loss, or a gradient by embeddings or centres, is not finite ("
-        in capsys.readouterr().out
+        "step 3: the head's loss, or its gradient with respect to the embeddings or the class centres, is "
+        "not finite (" in capsys.readouterr().out
     )

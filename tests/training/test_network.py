@@ -237,14 +237,14 @@ def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
     check_amp("bfloat16")
     assert (
-        "the backbone computes in float32, as this CPU has no instructions for bfloat16 that oneDNN uses"
+        "the backbone computes in float32, because this CPU has no instructions for bfloat16 that oneDNN uses"
         in caplog.text
     )
     said = refusal(check_amp, "float16")
     assert said.startswith("Global.amp: float16 is for GPUs, a CPU trains in bfloat16 or")
     monkeypatch.setenv("PLSC_KERNELS", "0")
     check_amp("float16")
-    assert "in float32, as there are no compiled kernels (PLSC_KERNELS=0, or not built)" in caplog.text
+    assert "in float32, because there are no compiled kernels (PLSC_KERNELS=0, or not built)" in caplog.text
 
 
 @pytest.mark.parametrize("batch_size", [12, 5])

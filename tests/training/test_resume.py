@@ -48,7 +48,7 @@ class Outer(nn.Sequential):
         ("Silent", "NotImplementedError in forward, .*layers.py:[0-9]+$"),
         ("Unmade", r"ValueError in __setattr__, .*: super\(\).__init__\(\) should be called first$"),
         ("Inner", r"ValueError in \w*(matmul|linear), .* is \[?7\]?\.$"),
-        ("Outer", r"the backbone must give embeddings \[2, 8\] of 2 images, it gave \[2, 9\]; .*"),
+        ("Outer", r"the backbone must give embeddings \[2, 8\] for 2 images, it gave \[2, 9\]; .*"),
     ],
 )
 def test_a_network_of_ones_own_that_cannot_embed_is_one_line(name, said, tmp_path, monkeypatch):
@@ -141,4 +141,4 @@ def test_a_state_of_another_kind_is_refused_in_one_line(saved, tmp_path, owner, 
     folder = shutil.copytree(saved, tmp_path / saved.name)
     reseal(folder, lambda fields: fields["state"][owner].update(value))
     said = refusal(make_trainer(tmp_path / "out").resume, folder)
-    assert said.startswith(f"{folder}/manifest.json: state.{owner}.{line}; it is of another")
+    assert said.startswith(f"{folder}/manifest.json: state.{owner}.{line}; it was written by another")

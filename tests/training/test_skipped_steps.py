@@ -21,8 +21,8 @@ from tests.helpers.tiny_runs import (
 
 WHAT = {
     "gradient": "a gradient of the backbone",
-    "centres": "the head's loss, or a gradient by embeddings or centres,",
-    "embedding": "the head's loss, or a gradient by embeddings or centres,",
+    "centres": "the head's loss, or its gradient with respect to the embeddings or the class centres,",
+    "embedding": "the head's loss, or its gradient with respect to the embeddings or the class centres,",
 }
 KINDS = {
     "adaface": ["Head.name=dist_adaface"],
@@ -68,7 +68,7 @@ def test_a_bad_step_changes_nothing_but_a_line_and_training_goes_on(tmp_path, ca
     assert (trainer.step, trainer.skipped, trainer._skipped_in_a_row) == (5, 1, 0)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "step 3:" in line]
     assert line.endswith(
-        f"WARNING step 3: {what} is not finite (learning rate 0.05); step left out (1 of 10 in a row)"
+        f"WARNING step 3: {what} is not finite (learning rate 0.05); step skipped (1 of 10 in a row)"
     )
 
 
@@ -114,11 +114,12 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
     bad = dict.fromkeys(range(6, 13), "gradient")
     trainer = poisoned(tmp_path, {2: "centres", **bad}, NO_PAIRS, "Global.max_skipped=3")
     line = (
-        "step 8: a gradient of the backbone is not finite (learning rate 0.05), and 3 steps in a row had to "
-        "be left out; the checkpoints are as they were: lower LRScheduler.learning_rate"
+        "step 8: a gradient of the backbone is not finite (learning rate 0.05), and 3 steps in a row had "
+        "to be skipped; the checkpoints were not changed; lower LRScheduler.learning_rate"
     )
     with pytest.raises(
-        UserError, match=f"^{re.escape(line)}.*; if it comes back at once, set Global.overwrite=true"
+        UserError,
+        match=f"^{re.escape(line)}.*; if this error returns at once, start again with Global",
     ):
         run(trainer, tmp_path)
     assert checkpoints(tmp_path) == [4]

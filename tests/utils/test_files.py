@@ -10,9 +10,9 @@ from plsc.utils.files import open_regular, read_json, read_regular
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "x.png")
-    with pytest.raises(UserError, match=r"x\.png: is no regular file"):
+    with pytest.raises(UserError, match=r"x\.png: is not a regular file"):
         open_regular(tmp_path / "x.png")
-    with pytest.raises(UserError, match="/dev/zero: is no regular file"):
+    with pytest.raises(UserError, match="/dev/zero: is not a regular file"):
         read_regular("/dev/zero")
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)

@@ -51,7 +51,8 @@ def write_rec(images: EncodedImages, target: str) -> None:
     end = len(images) + 1
     if images.num_classes - 1 > EXACT:
         raise UserError(
-            f"{target}: a .rec keeps labels as float32, at most {EXACT:,} (got {images.num_classes - 1:,}); "
+            f"{target}: a .rec stores labels as float32, exactly up to {EXACT:,} (got "
+            f"{images.num_classes - 1:,}); "
             "convert to a folder"
         )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
@@ -97,7 +98,7 @@ def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
     if extension is None:
         begins = f"begins with 0x{data[:4].hex()}" if data else "it is empty"
         raise UserError(
-            f"{images.name(index)}: is not an image of a known kind ({begins}); remove it from the set first"
+            f"{images.name(index)}: is not in a known image format ({begins}); remove it from the set first"
         )
     return data, extension
 
@@ -112,7 +113,7 @@ def identity_folders(images: EncodedImages) -> list[str]:
         names = [os.path.basename(str(name)) for name in images.identities]
         if len({*names}) == len(names) and not any(name.startswith(".") for name in names):
             return names  # a folder that begins with a dot would be hidden, and its images not read again
-        get_logger().info("the identities' names make no folder for each of them; numbers stand for them")
+        get_logger().info("not every identity's name can be a folder's name, so the folders are numbered")
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
 
@@ -144,7 +145,7 @@ def convert(source: str, target: str, root: str = "") -> str:
             raise UserError(f"{path}: exists already; remove it, or name another target")
     if target.endswith(".bin"):
         if os.path.isdir(source) or source.endswith(".rec"):
-            raise UserError(f"{source}: has labelled images, no pairs; give a list of pairs for a .bin")
+            raise UserError(f"{source}: has labelled images and no pairs; a .bin needs a list of pairs")
         pairs = BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
         write_bin(pairs, target)
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", help=".rec, folder or list; for a .bin: a list of pairs")
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
-    what = "where the relative paths of a list start; default: its own folder"
+    what = "where a list's relative paths start; default: its own folder"
     parser.add_argument("--root", default="", metavar="FOLDER", help=what)
     args = parser.parse_args(argv)
     with writing(args.target):

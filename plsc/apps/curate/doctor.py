@@ -82,7 +82,7 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
         note("error", text=f"{len(seen.faults):,} images cannot be read", examples=seen.faults.values())
     if seen.dark:
         examples = [f"{images.name_of(index)}: {why}" for index, why in seen.dark.items()]
-        note("warning", text=f"{len(seen.dark):,} images have next to nothing in them", examples=examples)
+        note("warning", text=f"{len(seen.dark):,} images are almost empty", examples=examples)
     for doubt in images.doubts:
         note("warning", text=doubt)
     groups = same_content(seen.digests)
@@ -90,8 +90,8 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     across = [group for group in groups if labels is not None and len(np.unique(labels[group])) > 1]
     within = [group for group in groups if labels is None or len(np.unique(labels[group])) == 1]
     for found, text in (
-        (across, "images are under two or more identities, byte for byte"),
-        (within, "images are there twice or more, byte for byte"),
+        (across, "images belong to two or more identities, byte for byte"),
+        (within, "images occur more than once, byte for byte"),
     ):
         if found:
             examples = [" = ".join(map(images.name_of, group.tolist())) for group in found]
@@ -109,7 +109,7 @@ def compare(one: Examined, other: Examined, together: bool, findings: Findings) 
     about = f"{one.name} and {other.name}"
     both = shared_identities(one.images.identities, other.images.identities)
     if both is None:
-        findings.note("note", about, "who is in both is not known by name; compared by content only")
+        findings.note("note", about, "the identities have no names, so the sets are compared by content only")
     elif len(both):
         level = "note" if together else "error"
         findings.note(level, about, f"{len(both):,} identities are in both", map(str, both))
@@ -166,8 +166,7 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     data = examined.images.data
     if not isinstance(data, ImageFiles):
         raise UserError(
-            "--list: lists images in files of their own; "
-            f"plsc convert {escape(examined.name)} FOLDER makes such"
+            f"--list: needs images in separate files; plsc convert {escape(examined.name)} FOLDER writes them"
         )
     labels = labels.copy()
     labels[[*examined.seen.faults]] = -1
@@ -181,7 +180,7 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     ]
     with writing(path):
         replace_file(path, "".join(lines).encode("utf-8", "surrogateescape"))
-    print(f"{escape(path)}: {len(kept):,} of {len(labels):,} images; train on it by name: ImageList")
+    print(f"{escape(path)}: {len(kept):,} of {len(labels):,} images; to train on it, set name: ImageList")
 
 
 def _open(path: str) -> Dataset | PairSet:
@@ -204,21 +203,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc doctor", description="Find errors in sets of images.")
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument("train", nargs="?", help="images to train on: .rec, folder or list")
-    sources.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
-    what = "a run's folder: find wrong labels in its training set by its network"
+    sources.add_argument("-c", "--config", metavar="FILE", help="examine a config's data sets instead")
+    what = "a run's folder: find wrong labels in its training set with its network"
     sources.add_argument("--trained", metavar="RUN", help=what)
     what = "the same formats, .bin packs and lists of pairs"
     parser.add_argument("--validation", nargs="+", default=[], metavar="SET", help=what)
-    what = "write the images to train on that are right, with their labels, to a new list"
+    what = "write a new list of the training images without errors, with their labels"
     parser.add_argument("--list", metavar="FILE", help=what)
-    add_overrides(parser, "a key of that config, or of the run's")
+    add_overrides(parser, "a key to change in that config, or in the run's")
     args = parser.parse_args(argv)
     if args.override and args.train:
-        raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
+        raise UserError("-o: changes a config's keys; give the config with -c instead of a set of images")
     if args.validation and not args.train:
-        raise UserError("--validation: the sets are the config's; name another in DataLoader.Eval.more")
+        raise UserError("--validation: the config names the sets; add another to DataLoader.Eval.more")
     if args.train in args.validation:
-        raise UserError(f"--validation: {escape(args.train)} is the set that is trained on; name another")
+        raise UserError(f"--validation: {escape(args.train)} is the training set; name another")
     if args.list and os.path.lexists(args.list):
         raise UserError(f"{escape(args.list)}: exists already; name a new list")
     findings = Findings()

@@ -178,7 +178,7 @@ def _network(seen: DataSummary, few: bool, size: list[int]) -> dict:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc init`. Raises UserError."""
     parser = argparse.ArgumentParser(
-        "plsc init", description="Look at pictures, and write a config that fits them."
+        "plsc init", description="Inspect pictures, and write a config that fits them."
     )
     kinds = "a folder with a folder for each identity, a list, or a .rec file or its folder"
     parser.add_argument("data", help=kinds)
@@ -193,7 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     output = f"output/{target.stem}"
     if Path(path).resolve() in Path(output).resolve().parents:
-        raise UserError(f"{escape(path)}: a run would write {output} among its folders; start in another one")
+        raise UserError(
+            f"{escape(path)}: a run would write {output} among the set's folders; start in another folder"
+        )
     images = open_images(path)
     seen = inspect_data(images, path)
     values = recommend(seen, type(images).__name__, path, output)
@@ -205,7 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         replace_file(target, text.encode())
     pictures, config, run = (quote(escape(word)) for word in (path, target, output))
     if seen.hold_out is None:
-        print("there are too few classes, or pictures of each, to hold some out: nothing is verified")
+        print(
+            "there are too few classes, or too few pictures per class, to hold some out: nothing is verified"
+        )
     print(f"{escape(target)}: for {about}; next:")
     print(f"  plsc doctor -c {config}")
     print(f"  plsc train -c {config} --ranks {_RANKS}")

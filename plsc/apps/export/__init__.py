@@ -97,7 +97,7 @@ def export(
         preprocessing: the data set's plsc.utils.preprocessing.Preprocessing.
         formats: formats as in Export.formats.
         flip: add the embedding of the mirror image within the graph, as `plsc eval` and `plsc predict` do.
-        threshold: cosine above which two pictures are of one class. None if not known.
+        threshold: cosine above which two pictures show one class. None if not known.
         network: the identity that plsc.checkpoint.saved.Checkpoint.network computes.
 
     Returns the content of preprocessing.json, and "folder".
@@ -145,8 +145,8 @@ def export(
     doubtful = doubtful_layers(model)
     if doubtful and not NEED_ONNX.isdisjoint(formats):
         get_logger().warning(
-            f"ONNX: paddle2onnx is not known to convert {', '.join(doubtful)} rightly; random images agree, "
-            "compare your own"
+            f"ONNX: it is not known whether paddle2onnx converts {', '.join(doubtful)} correctly; random "
+            "images give the same, compare your own"
         )
     return {**facts, "folder": str(out)}
 
@@ -160,7 +160,9 @@ def _about_onnx(failure: UserError, model: nn.Layer, rest: str) -> UserError:
         rest: end of the message, which lists what was written.
     """
     doubtful = doubtful_layers(model)
-    cause = f"; it is not known to convert {', '.join(doubtful)} rightly" if doubtful else ""
+    cause = (
+        f"; it is not known whether paddle2onnx converts {', '.join(doubtful)} correctly" if doubtful else ""
+    )
     return UserError(f"no ONNX graph: {failure.text}{cause}; {rest}", key="Export.formats")
 
 
@@ -199,7 +201,7 @@ def _possible(formats: Sequence[str]) -> list[str]:
     skipped = ", ".join(kind for kind in formats if kind in NEED_ONNX)
     if not possible:
         raise UserError(f"{skipped} {why}; or set Export.formats=[paddle]", key="Export.formats")
-    get_logger().warning(f"Export.formats: {skipped} skipped, which {why}")
+    get_logger().warning(f"Export.formats: {skipped} skipped: ONNX {why}")
     return possible
 
 
@@ -221,4 +223,4 @@ def _refuse_other_files(out: Path) -> None:
         files = _files(read_json(facts).get("files", {}))
         written = {facts.name, "README.txt", *(Path(name).parts[0] for name in files)}
     if out.is_file() or (out.is_dir() and not written.issuperset(os.listdir(out))):
-        raise UserError(f"{out}: has other files than an export; name a new or empty folder for the export")
+        raise UserError(f"{out}: contains files that no export wrote; name a new or empty folder")

@@ -25,7 +25,7 @@ def describe(
         preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
         embedding_size: numbers per embedding.
         flip: whether the graph adds the embedding of the mirror image.
-        threshold: cosine above which two pictures are of one class. None if not known.
+        threshold: cosine above which two pictures show one class. None if not known.
         network: the network's identity. None if not known.
     """
     shape = list(preprocessing.shape)
@@ -46,7 +46,7 @@ def describe(
             "mean": preprocessing.mean,
             "scale": preprocessing.scale,
             "mirror": flip,
-            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
+            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets a zero embedding",
         },
         "threshold": threshold,
     }
@@ -66,24 +66,25 @@ def readme(facts: dict) -> str:
         f"Input: float32 [batch, {', '.join(map(str, shape))}], raw pixels 0 to 255, {left['channels']}.",
         f"Resize a picture to {size} (height x width), {_RESIZE.partition(', ')[2]}.",
         "Do not subtract a mean and do not divide by 255 or 127.5: the graph normalises the pixels.",
-        f"A picture without a pixel above {DARKEST:g} counts as normalised already, or black: gives zeros.",
+        (
+            f"A picture without a pixel above {DARKEST:g} is black, or normalised already. Its embedding is "
+            "zero."
+        ),
     ]
     if left.get("aligned"):
         lines.append("The pictures must be faces with their landmarks at ArcFace's places (plsc align).")
     mirror = (
-        "The graph adds the embedding of the mirror image itself. "
-        if facts["inside_the_graph"]["mirror"]
-        else ""
+        "The graph itself adds the mirror image's embedding. " if facts["inside_the_graph"]["mirror"] else ""
     )
     threshold = facts["threshold"]
     lines += [
         "",
-        f"Output: float32 [batch, {facts['embedding_size']}], rows of length 1.",
+        f"Output: float32 [batch, {facts['embedding_size']}], unit rows (Euclidean length 1).",
         "The dot product of two rows is their cosine.",
         f"{mirror}Do not mirror pictures.",
-        "The cosine above which two pictures are of one class was not measured."
+        "The cosine above which two pictures show one class was not measured."
         if threshold is None
-        else f"Two pictures with a cosine above {threshold:.4f} are of one class.",
+        else f"Two pictures with a cosine above {threshold:.4f} show one class.",
     ]
     reader = _READS.get(left["channels"])
     if "onnx" in files and reader:
@@ -109,5 +110,5 @@ def readme(facts: dict) -> str:
         "paddlex": 'PaddleX: paddlex.create_model("ResNet50_face", model_dir="paddlex").predict(picture).',
     }
     lines += ["", *(text.format(**files[kind]) for kind, text in others.items() if kind in files)]
-    lines.append("docs/export.md of plsc says more of each, and how to make a graph of 8 bits.")
+    lines.append("docs/export.md of plsc explains each, and how to make an 8-bit graph.")
     return "\n".join(lines) + "\n"

@@ -43,7 +43,7 @@ def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
             sizes = " of 112 x 112 or 128 x 128 or a multiple of these" if kind == "insightface" else ""
             given = f"{preprocessing.channels} {list(preprocessing.shape)}"
             raise UserError(
-                f"{kind} takes RGB pictures{sizes}; this network takes {given}: leave {kind} out",
+                f"{kind} takes RGB pictures{sizes}; this network takes {given}: remove {kind}",
                 key="Export.formats",
             )
 

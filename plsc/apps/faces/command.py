@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, target = args.photos, args.aligned.rstrip("/")
     check_folder(source)
     if os.path.lexists(target):
-        raise UserError(f"{escape(target)}: is there already; remove it, or name another target")
+        raise UserError(f"{escape(target)}: exists already; remove it, or name another target")
     names = [*_files(source)]
     if not names:
-        raise UserError(f"{escape(source)}: has no files; give the folder of the photos")
+        raise UserError(f"{escape(source)}: contains no files; give the folder with the photos")
     outputs = _outputs(names)
     detector = Detector()
 
@@ -85,13 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             csv.writer(file).writerows([header, *([escape(field) for field in row] for row in rows)])
     for _, _, reason, _, _ in rows:
         if reason:
-            get_logger().warning(f"left out {reason}")
+            get_logger().warning(f"skipped {reason}")
     written = sum(bool(output) for _, output, *_ in rows)
     several = sum(bool(output) and faces > 1 for _, output, _, faces, _ in rows)
-    count = f"{plural(written, 'face')} written, {len(rows) - written:,} left out"
+    count = f"{plural(written, 'face')} written, {len(rows) - written:,} skipped"
     if several:
-        count += f", {several:,} of photos with several faces"
-    print(f"{plural(len(rows), 'photo')}: {count}; {escape(os.path.join(target, ALIGNMENT))} has all")
+        count += f", {several:,} from photos with several faces"
+    print(f"{plural(len(rows), 'photo')}: {count}; {escape(os.path.join(target, ALIGNMENT))} lists all")
     return 0 if written else 2
 
 
@@ -110,7 +110,7 @@ def add_groups(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--groups",
         action="store_true",
-        help="take the largest face also of photos whose second face is nearly as large",
+        help="also use photos whose second face is nearly as large as the largest",
     )
 
 

@@ -59,8 +59,8 @@ def read_photo(photo: Picture) -> np.ndarray:
         return _bgr(_pixels_of_pillow(photo), name)
     else:
         raise UserError(
-            f"{type(photo).__name__}: is no picture; give a path, the bytes of a file, an array, or an image "
-            "of Pillow"
+            f"{type(photo).__name__}: is not a picture; give a path, a file's bytes, an array or a Pillow "
+            "image"
         )
     if data[4:12].tobytes() in _HEIC:
         raise CorruptImageError(f"{escape(name)}: is HEIC, which cannot be read; save it as JPEG")
@@ -136,8 +136,8 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
     """Raise UserError if a photo's second largest face is nearly as large as its largest face."""
     if second_share(faces) > _GROUP:
         raise UserError(
-            f"{escape(picture_name(photo))}: {several_faces(faces)}; cut one person out of the photo, or "
-            "take the largest face by --groups"
+            f"{escape(picture_name(photo))}: {several_faces(faces)}; cut out one person, or use the "
+            "largest face with --groups"
         )
 
 

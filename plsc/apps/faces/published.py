@@ -65,20 +65,22 @@ def path_of(published: Published) -> Path:
     """
     folder = os.environ.get("PLSC_CACHE") or os.path.expanduser("~/.cache/plsc")
     if folder.startswith("~"):
-        raise UserError(f"{published.file}: there is no home folder to keep it in; name one in PLSC_CACHE")
+        raise UserError(
+            f"{published.file}: there is no home folder to store it in; name a folder in PLSC_CACHE"
+        )
     path = Path(folder, published.file)
     if not path.is_file():
         _fetch(published, path)
     if sha256_of(path) != published.sha256:
         raise UserError(
-            f"{escape(path)}: is not {published.title} (another SHA-256); remove it, and it is fetched again"
+            f"{escape(path)}: is not {published.title} (its SHA-256 differs); remove it to download it again"
         )
     return path
 
 
 def _fetch(published: Published, path: Path) -> None:
     """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong."""
-    by_hand = f"get {published.address} on another machine or later, and put it into {escape(path.parent)}"
+    by_hand = f"download {published.address} on another machine or later to {escape(path.parent)}"
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (
@@ -91,7 +93,7 @@ def _fetch(published: Published, path: Path) -> None:
                     bar.update(len(block))
         except (OSError, ValueError) as error:
             reason = escape(getattr(error, "reason", None) or error)
-            raise UserError(f"{published.file}: cannot be fetched ({reason}); {by_hand}") from None
+            raise UserError(f"{published.file}: cannot be downloaded ({reason}); {by_hand}") from None
         if sha256_of(beside) != published.sha256:
-            raise UserError(f"{published.file}: what came is cut off or another file; {by_hand}")
+            raise UserError(f"{published.file}: the download is truncated or another file; {by_hand}")
     get_logger().info(f"{published.title}: {published.licence}, {published.address}, now in {escape(path)}")

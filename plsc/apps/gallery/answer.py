@@ -32,7 +32,7 @@ class Face:
     def __str__(self) -> str:
         if self.name is None:
             return f"nobody ({self.reason})"
-        return f"{self.name} ({self.matches[0].similarity:.2f}; the threshold is {self.threshold:.2f})"
+        return f"{self.name} (similarity {self.matches[0].similarity:.2f}, threshold {self.threshold:.2f})"
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ class Verification:
 
     def __str__(self) -> str:
         what = "one person" if self.same else "two people"
-        return f"{what} ({self.similarity:.2f}; one person needs {self.threshold:.2f})"
+        return f"{what} (similarity {self.similarity:.2f}, threshold {self.threshold:.2f})"

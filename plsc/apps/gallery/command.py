@@ -39,8 +39,8 @@ def add_network(parser: argparse.ArgumentParser, default: str) -> None:
     given.add_argument(
         "--network", metavar="NAME", help=f"sface, or the file of an ONNX network; default: {default}"
     )
-    given.add_argument("-c", "--config", metavar="RUN", help="the folder of a run of your own, in its place")
-    add_overrides(parser, "with -c: a key that wins over the run's")
+    given.add_argument("-c", "--config", metavar="RUN", help="the folder of your own run, instead")
+    add_overrides(parser, "with -c: a key that overrides the run's")
 
 
 def network_of(args: argparse.Namespace) -> EmbeddingNetwork | None:
@@ -68,22 +68,26 @@ def _parser() -> argparse.ArgumentParser:
             add_network(made, network)
         return made
 
-    build = verb("build", _report_build, "make a gallery of a folder with a folder for each person", "sface")
+    build = verb(
+        "build", _report_build, "make a gallery from a folder that has a folder for each person", "sface"
+    )
     build.add_argument("people", help="photos/Ann/1.jpg, photos/Ann/2.jpg, photos/Bob/1.jpg, ...")
-    rate = f"of strangers that get a name; default: {RATE}"
+    rate = f"share of strangers that may get a name; default: {RATE}"
     build.add_argument("--rate", type=float, default=RATE, metavar="SHARE", help=rate)
     add_groups(build)
     add = verb("add", _add, "add pictures of a person", "the gallery's")
-    add.add_argument("name", help="of the person, new or known")
+    add.add_argument("name", help="the person's name, new or known")
     add.add_argument("pictures", nargs="+", help="files")
     add_groups(add)
-    remove = verb("remove", _remove, "remove people with all of their pictures, or single pictures")
+    remove = verb("remove", _remove, "remove people with all their pictures, or single pictures")
     remove.add_argument("names", nargs="+", metavar="name", help="a person as Ann, a picture as Ann/3.jpg")
     listed = verb("list", _list, "show who is in a gallery, or the pictures of a person")
     listed.add_argument("name", nargs="?", help="of a person")
-    search = verb("search", _search, "say whom pictures show", "the gallery's")
-    search.add_argument("pictures", nargs="+", help="files; of several faces in one the largest is looked up")
-    both = verb("verify", _verify, "tell whether two pictures show one person", "sface")
+    search = verb("search", _search, "find out whom pictures show", "the gallery's")
+    search.add_argument(
+        "pictures", nargs="+", help="files; if one shows several faces, the largest is looked up"
+    )
+    both = verb("verify", _verify, "find out whether two pictures show one person", "sface")
     both.add_argument("a", help="a file")
     both.add_argument("b", help="a file")
     return parser
@@ -145,7 +149,7 @@ def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> Print
     """
     lines = [first, gallery.threshold.describe()]
     if left_out:
-        lines.append(f"left out: {plural(len(left_out), 'picture')}, named above")
+        lines.append(f"skipped: {plural(len(left_out), 'picture')}, named above")
     return "\n".join(lines), int(gallery.threshold.finds_too_few)
 
 

@@ -119,7 +119,7 @@ class Gallery:
         network = open_network(network)
         stored, left_out = _embed_people(network, named, groups)
         if not stored:
-            raise UserError(f"{escape(path)}: not made, since no picture can be used")
+            raise UserError(f"{escape(path)}: not written, since no picture can be used")
         trained = network.trained_on()
 
         def fill(store: Any) -> None:
@@ -175,7 +175,9 @@ class Gallery:
             try:
                 network = open_network(**self._store.facts()["origin"])
             except UserError as error:
-                raise UserError(f"{self._store.name}: {error}; name its network by -c or --network") from None
+                raise UserError(
+                    f"{self._store.name}: {error}; name its network with -c or --network"
+                ) from None
             self._check(network)
             self._network = network
         return self._network
@@ -190,8 +192,9 @@ class Gallery:
         facts = facts or self._store.facts()
         if network.identity != facts["network"]:
             raise UserError(
-                f"{self._store.name}: its embeddings are of {escape(facts['title'])}, and {network.title} is "
-                "another network; name the one that made them by -c or --network, or build it again"
+                f"{self._store.name}: its embeddings come from {escape(facts['title'])}, and "
+                f"{network.title} is another network; name theirs with -c or --network, or build the "
+                "gallery again"
             )
 
     def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
@@ -316,14 +319,14 @@ def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
     name, similarity = matches[0]
     if cosine is not None and similarity > cosine:
         return Face(name, matches, "", cosine)
-    reason = f"nearest {name}, {similarity:.2f}; "
+    reason = f"nearest {name}, similarity {similarity:.2f}, "
     if cosine is None:
         reason += "no threshold is known"
     else:
-        reason += f"the threshold is {cosine:.2f}"
+        reason += f"threshold {cosine:.2f}"
         if threshold.prior is not None and similarity > threshold.prior:  # enough for two pictures
             others = plural(threshold.size, "person", "people")
-            reason += f", since strangers come nearer to one of {others} than to one alone"
+            reason += f", higher than for two pictures, since a stranger may resemble any of {others}"
     return Face(None, matches, reason, cosine)
 
 
@@ -358,7 +361,7 @@ def normalize_name(name: str) -> str:
     """
     name = unicodedata.normalize("NFC", name)
     if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
-        rule = f"a name has 1 to {_LONGEST_NAME} characters that can be seen, and no space at its ends"
+        rule = f"a name must have 1 to {_LONGEST_NAME} visible characters, and no space at its ends"
         raise UserError(f"'{escape(name)}': {rule}")
     return name
 
@@ -408,7 +411,7 @@ def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool)
         cosines = vectors[: len(names)] @ vector
         if len(names) and cosines.max() > _EQUAL:
             equal = escape(f"{name}/{names[int(cosines.argmax())]}")
-            lines.append(f"{escape(picture_name(picture))}: is equal to {equal}, which counts once")
+            lines.append(f"{escape(picture_name(picture))}: is equal to {equal}, which is stored once")
         else:
             vectors[len(names)] = vector
             names.append(_unused_name(picture, names))
@@ -433,7 +436,7 @@ def _log_left_out(lines: Iterable[str]) -> list[str]:
     """Log a line for each skipped picture, and return the lines."""
     lines = [*lines]
     for line in lines:
-        get_logger().warning(f"left out {line}")
+        get_logger().warning(f"skipped {line}")
     return lines
 
 

@@ -63,7 +63,7 @@ class MilvusStore:
         """Raise UserError if there is a gallery at the URL."""
         with contextlib.closing(cls(url)) as store:
             if store._exists():
-                raise UserError(f"{store.name}: is there already; remove it first, or take another name")
+                raise UserError(f"{store.name}: exists already; remove it first, or choose another name")
 
     @classmethod
     def create(cls, url: str, fill: Callable[[MilvusStore], None]) -> MilvusStore:

@@ -63,7 +63,7 @@ class OnnxFile:
         """Read the type, layout and batch size of the input. Return the shape [C, H, W] of its pictures."""
         inputs = self._session.get_inputs()
         described = ", ".join(f"{each.type} {each.shape}" for each in inputs)
-        wanted = f"{self._path}: takes {described}; a network of pictures has one input [n, 3, H, W]"
+        wanted = f"{self._path}: takes {described}; a network for pictures has one input [n, 3, H, W]"
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
             raise UserError(f"{wanted} of float32, float16 or uint8")
         self._input, self._type = inputs[0].name, _TYPES[inputs[0].type]
@@ -100,19 +100,19 @@ class OnnxFile:
         if len(fitting) != 1:
             shapes = ", ".join(str([*output.shape]) for output in outputs)
             raise UserError(
-                f"{self._path}: gives {shapes} of two pictures; an embedding is one output [2, D], "
-                f"D at least {_SHORTEST}"
+                f"{self._path}: gives {shapes} for two pictures; must give one output [2, D], with D at "
+                f"least {_SHORTEST}"
             )
         (self._output,) = fitting
         first, second = outputs[self._output].reshape(2, -1).astype(np.float64)
         lengths = np.linalg.norm(first) * np.linalg.norm(second)
         if not np.isfinite(lengths):
-            raise UserError(f"{self._path}: gives NaN or infinity of a picture; the file is damaged")
+            raise UserError(f"{self._path}: gives NaN or infinity for a picture; the file is damaged")
         if not lengths or first @ second > _ALIKE * lengths:
             what = "the same embedding" if lengths else "zeros"
             raise UserError(
-                f"{self._path}: gives {what} for two pictures that have nothing in common; it wants other "
-                "pixels, or was not trained"
+                f"{self._path}: gives {what} for two pictures that have nothing in common; it expects "
+                "other pixels, or was not trained"
             )
 
     def _run(self, samples: np.ndarray) -> list[np.ndarray]:

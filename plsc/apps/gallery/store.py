@@ -86,7 +86,7 @@ class SqliteStore:
     def check_new(cls, path: str | os.PathLike) -> None:
         """Raise UserError if the path exists, so that no gallery can be made there."""
         if os.path.lexists(path):
-            raise UserError(f"{escape(path)}: is there already; remove it first, or take another name")
+            raise UserError(f"{escape(path)}: exists already; remove it first, or choose another name")
 
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
@@ -289,7 +289,9 @@ class SqliteStore:
             stamp = self._stamp()
             with self._sql() as sql:
                 if sql.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-                    raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
+                    raise UserError(
+                        f"{self.name}: is not a gallery; name a file that plsc gallery build wrote"
+                    )
                 state = _load(sql)._replace(stamp=stamp)
             if stamp == self._stamp():  # else the file was replaced in the meantime
                 return state
@@ -375,5 +377,5 @@ def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or escape(error)
         damaged = type(error) is sqlite3.DatabaseError  # its subclasses have other causes
-        remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
+        remedy = "it is damaged: restore a copy, or build it again" if damaged else "nothing was changed"
         raise UserError(f"{escape(path)}: {reason}; {remedy}") from error

@@ -91,16 +91,16 @@ class GalleryThreshold:
         """Return a line about the threshold, and a line for each pair that looks like one person."""
         if self.cosine is None:
             text = (
-                f"nobody is named: the network has no threshold, and {LEAST_PEOPLE} people whom it was not "
-                "trained on would measure one"
+                f"nobody is named: the network has no threshold; {LEAST_PEOPLE} people whom it was not "
+                "trained on are needed to measure one"
             )
         else:
             named = "not measured" if self.strangers is None else f"{self.strangers:.1%}"
             found = "not measured, nobody has two pictures" if self.found is None else f"{self.found:.1%}"
-            strangers = f"strangers named: {named} (goal: {self.rate:.1%})"
-            text = f"the threshold is {self.cosine:.2f}; {strangers}; enrolled people found: {found}"
+            strangers = f"strangers named: {named} (target {self.rate:.1%})"
+            text = f"threshold {self.cosine:.2f}; {strangers}; enrolled people found: {found}"
         if self.finds_too_few:
-            text += "\nfewer than half of its own people would be found: the network cannot tell them apart"
+            text += "\nfewer than half of the enrolled are found: the network cannot tell these people apart"
         return "\n".join([text, *(f"{one} looks like {other}" for one, other in self.alike)])
 
 

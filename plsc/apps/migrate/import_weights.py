@@ -49,7 +49,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
     Raises MissingFileError if there is no such file, and UserError if it is damaged, contains no tensors, or
     needs anything except tensors.
     """
-    what = "file of weights of PyTorch or Paddle"
+    what = "weights file of PyTorch or Paddle"
     with user_errors(path, what), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):
@@ -124,7 +124,7 @@ def _why_skipped(name: str, wanted: Mapping) -> str:
     if name.startswith("head.") and name not in wanted:
         return "the class centres of PLSC 2.4; the head is not imported"
     if name == "mask_token" and name not in wanted:
-        return "stands for hidden patches, and with Model.mask_ratio 0 there are none"
+        return "stands for hidden patches, which do not exist with Model.mask_ratio 0"
     return _SKIPPED.get(name.rpartition(".")[2], "")
 
 
@@ -136,12 +136,12 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
     if not arrays:
         raise UserError(
             f"{path}: none of its {len(left)} tensors is one of {network}'s "
-            f"(the first is {left[0] if left else 'none'}); give the model that they are of"
+            f"(the first is {left[0] if left else 'none'}); name the model that they belong to"
         )
     lines = [f"{name} is not in {network}" for name in left]
     lines += tensor_differences(arrays, wanted, "the file", network)
     if lines:
-        more = [f"and {len(lines) - _MOST} tensors more"] if len(lines) > _MOST else []
+        more = [f"and {len(lines) - _MOST} more tensors"] if len(lines) > _MOST else []
         raise UserError("\n".join(f"{path}: {line}" for line in [*lines[:_MOST], *more]))
 
 
@@ -164,7 +164,7 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
 
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output}: is there already; name a new folder for what is imported")
+        raise UserError(f"{output}: exists already; name a new folder for what is imported")
     backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
     arrays, skipped = match(read_weights(path), backbone, path)
     content = store.Content(
@@ -191,20 +191,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run `plsc import`. Raises UserError."""
     parser = argparse.ArgumentParser(
         "plsc import",
-        description="Turn weights of other programs into a checkpoint folder.",
+        description="Convert other programs' weights into a checkpoint folder.",
     )
     parser.add_argument(
         "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
     )
     parser.add_argument("--model", metavar="NAME", required=True, help="the network, as Model.name has it")
-    add_overrides(parser, "a key of the network, such as Model.embedding_size=256; default of that: 512")
+    add_overrides(parser, "a key of the network, such as Model.embedding_size=256 (default 512)")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
-    what = "of the pictures; default: 112 112"
+    what = "the pictures' size; default: 112 112"
     parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"), help=what)
-    what = "their order in what the weights were trained on; default: RGB"
+    what = "the channel order in training; default: RGB"
     parser.add_argument("--channels", choices=CHANNELS, default="RGB", help=what)
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
-    parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
+    parser.add_argument(
+        "--scale", type=float, default=SCALE, help="factor on the difference; default: 1 / 127.5"
+    )
     what = "the weights were trained on aligned faces, as InsightFace's were: galleries then align"
     parser.add_argument("--aligned", action="store_true", default=None, help=what)
     args = parser.parse_args(argv)

@@ -56,10 +56,10 @@ _FORMS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc serve`. Raises UserError."""
     parser = argparse.ArgumentParser(
-        "plsc serve", description="Answer over HTTP whom a picture shows, with a page for people."
+        "plsc serve", description="Answer over HTTP whom a picture shows, with a web page."
     )
     parser.add_argument("gallery", help="what plsc gallery build wrote")
-    parser.add_argument("--host", default="127.0.0.1", help="address; 0.0.0.0: all of this machine's")
+    parser.add_argument("--host", default="127.0.0.1", help="address; 0.0.0.0 means all of this machine's")
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     add_network(parser, "the gallery's")
     args = parser.parse_args(argv)
@@ -93,7 +93,9 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
 
     def check_token(x_token: Annotated[str, Header()] = "") -> None:
         if not token:
-            raise HTTPException(403, f"this service changes nothing; start it with a token in {TOKEN}")
+            raise HTTPException(
+                403, f"this service is read-only; to allow changes, start it with a token in {TOKEN}"
+            )
         if not hmac.compare_digest(x_token.encode("latin-1"), token.encode()):
             raise HTTPException(401, "the header X-Token is missing or wrong")
 
@@ -157,7 +159,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         first = error.errors()[0]
         where, name, *_ = first["loc"]
         path = request.scope["route"].path
-        how = f"is missing, or not what the form has; send {_FORMS[path]} http://...{path}"
+        how = f"is missing or has another form; send {_FORMS[path]} http://...{path}"
         what = how if where == "body" else first["msg"]
         return JSONResponse({"detail": f"{name}: {what}"}, 422)
 

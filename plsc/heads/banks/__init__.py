@@ -3,12 +3,13 @@
     S classes in this rank's shard   K classes selected for the step (K = S without sampling)
     D embedding size   b rows in a class block
 
-`bank.select(index)` returns one step's rows as a `Selection`. It has their values and memory for their
-gradients, and it updates them by one rule (plsc/heads/optimizer.py). The bank stores only the tables.
+`bank.select(index)` returns one step's rows as a `Selection`. It holds their values, has memory for their
+gradients, and updates them with the bank's rule (plsc/heads/optimizer.py). The bank stores only the arrays of
+all S rows.
 
 - `DeviceBank` keeps the rows on the device that computes.
 - `HostBank` keeps them in host memory, where more rows fit.
-- `OffloadedBank` (offloaded.py) keeps them on the disk or as bfloat16.
+- `OffloadedBank` (offloaded.py) keeps them on the disk, or in host memory as bfloat16.
 
 `HostBank` and `OffloadedBank` copy the selected rows to the device, and their gradients back. A row's initial
 value depends only on (seed, row), so runs on any number of ranks start from the same centres.
@@ -44,12 +45,12 @@ def build_bank(
         dtype: "float32" or "bfloat16". A bank on the device has float32.
         folder: folder for the file of a bank on the disk.
         shard: this rank's classes.
-        width: numbers in a row.
+        width: how many numbers a row has.
         std: the initial centres' standard deviation.
         seed: seed for the initial centres and for the rounding to bfloat16.
         options: `bias` and `rule`, which are passed to `Bank`.
 
-    Raises UserError if the bank needs the compiled kernels and there are none.
+    Raises UserError if the bank needs the compiled kernels, but they are missing.
     """
     if kind == "device":
         bank = DeviceBank(shard, width, **options)
@@ -57,8 +58,8 @@ def build_bank(
         bank = HostBank(shard, width, **options)
     elif compiled() is None:
         raise UserError(
-            f"{kind} with {dtype} needs the compiled kernels; install plsc where there is a C++ "
-            "compiler, or take Head.bank=host and Head.bank_dtype=float32",
+            f"Head.bank={kind} with Head.bank_dtype={dtype} needs the compiled kernels; install plsc "
+            "where there is a C++ compiler, or set Head.bank=host and Head.bank_dtype=float32",
             key="Head.bank",
         )
     else:

@@ -21,7 +21,7 @@ from plsc.native.heads import rows as row_kernels
 
 INIT_ROWS = 4096  # rows that share one random stream. Changing it changes every run's initial centres.
 UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
-# How many numbers in each array a GPU updates at a time. An update has temporaries of the same size.
+# Elements in each array that a GPU updates at a time. An update needs temporary memory of the same size.
 _DEVICE_NUMBERS = 1 << 28
 
 
@@ -36,7 +36,7 @@ def initial_blocks(
         seed: the class matrix's seed.
         start: first row.
         stop: row after the last one.
-        width: numbers in a row.
+        width: how many numbers a row has.
         std: the numbers' standard deviation. Their mean is 0.
 
     Yields: the position of a block's first row, counted from `start`, and the block's rows, float32 [.,
@@ -61,8 +61,7 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 class StateRows:
     """Presents a bank's array to a checkpoint, and reads rows only when they are sliced.
 
-    bfloat16 numbers are returned as their bits in uint16. `code` is then bfloat16's name in a checkpoint
-    file.
+    bfloat16 numbers are returned as their bits in uint16.
 
     Args:
         read: returns the rows in a slice with a start and a stop.
@@ -87,25 +86,23 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Stores a shard's tables: centres [S, width], optionally a bias [S], and their optimizer state.
+    """Stores a shard's arrays: centres [S, width], optionally a bias [S], and their optimizer state.
 
-    The values and each moment take S * (width + bias) numbers in the memory that this kind of
-    bank uses.
+    The values have S * (width + bias) elements, and so has each moment.
 
     Args:
         shard: this rank's classes.
-        width: numbers in a row.
-        bias: whether each class has a bias, which is one more number.
+        width: how many numbers a row has.
+        bias: whether each class has a bias.
         rule: updates the rows.
 
     Attributes:
         names: a row's parts: "centres", and "bias" if there is one.
         shapes: all arrays' shapes by name, both values and moments.
-        updates: how many updates followed the initial values.
-        version: how often the tables have changed. A `Selection` compares it to detect that they have
-            changed.
-        spare_gradients: memory from earlier steps that later steps reuse for gradients, since fresh pages
-            cost more time than the work on them.
+        updates: number of updates since the initial values.
+        version: number of changes to the arrays. A `Selection` compares it, to notice a change.
+        spare_gradients: memory from earlier steps that later steps reuse for gradients, since allocating new
+            memory pages takes longer than computing the gradients in them.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -133,7 +130,7 @@ class Bank(ABC):
 
     @abstractmethod
     def select(self, index_K: np.ndarray | None) -> "Selection":
-        """Select the shard's rows for one step. The tables do not change.
+        """Select rows for one step. The bank does not change.
 
         Args:
             index_K: row numbers, int64 [K], in ascending order; None: all rows.
@@ -142,14 +139,14 @@ class Bank(ABC):
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update rows in host memory, in arrays or tensors, with the rule's kernel.
+        """Update rows of arrays or CPU tensors with the rule's compiled kernel.
 
         Args:
             name: "centres" or "bias".
             arrays: values and moments by name.
             index_K: row numbers, int64 [K]; None: all rows.
             grad: their gradient, [K, width] or [K].
-            update: this update's numbers.
+            update: the learning rate, the number of the update, and norms.
         """
         value, *moments = (arrays[each] for each in self.arrays_of(name))
         numbers = self.rule.kernel_numbers(name, update)
@@ -162,13 +159,14 @@ class Bank(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
-        """Return the arrays for a checkpoint by name. Their first axis is the shard's classes.
+        """Return a mapping from name to array, for a checkpoint. The arrays' first axis is the shard's
+        classes.
 
         Arrays in host memory are views, not copies. They change with the next update.
         """
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Overwrite the rows from `start` on by `rows`.
+        """Overwrite the rows that begin at `start` with `rows`.
 
         The rows may come from any kind of bank's `state()` and any split of the classes. A new bank's
         arrays are all 0, so the centres are enough to initialise it.
@@ -183,10 +181,10 @@ class Bank(ABC):
 class Selection(ABC):
     """Holds values and gradients for the K rows of a bank that take part in one step, and updates them.
 
-    The rows are numbered from 0 to K - 1. A step has a reference to its selection, and the bank has none.
-    Several steps may therefore be open at once, and reading the bank changes no step. The bank changes when a
-    selection updates its rows, and when rows are loaded. Selections that were made earlier are refused from
-    then on, since their results were computed from the old rows.
+    The rows are numbered from 0 to K - 1. A step refers to its selection. The bank does not refer to its
+    selections. Several steps may therefore be open at once, and reading the bank changes no step. The bank
+    changes when a selection updates its rows, and when rows are loaded. Selections that were made earlier are
+    refused from then on, since their results were computed from the old rows.
 
     Args:
         bank: the bank that contains the rows.
@@ -208,16 +206,16 @@ class Selection(ABC):
         """Raise UserError if the bank has changed since these rows were selected, or if they were freed."""
         if self._version != self.bank.version:
             raise UserError(
-                "the class centres were updated or loaded after the forward pass of this step, so its "
-                "gradients would be wrong; finish a step, from the forward pass to update(), before another "
-                "one updates"
+                "the class centres have changed since this step's forward pass, so its gradients would be "
+                "wrong; run a step's forward pass, backward pass and update() before another step's update()"
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
         """Fetch the next step's rows while this step runs.
 
         Args:
-            draw: returns the row numbers that are known already. Only an offloaded bank calls it.
+            draw: returns the numbers of the next step's rows that are known in advance. These are the
+                randomly drawn rows, without the samples' own classes. Only an offloaded bank calls it.
         """
 
     @abstractmethod
@@ -232,8 +230,8 @@ class Selection(ABC):
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
         """Return rows in host memory for a kernel to read, or None if the bank has none there.
 
-        Returns: the rows, and the selected rows' positions among them, int64 [K]. None instead of
-        positions stands for all rows in their order.
+        Returns: the rows, and the positions of the selected rows among them, int64 [K]. The
+        positions are None if all rows are selected.
         """
 
     # -- gradients
@@ -274,7 +272,7 @@ class Selection(ABC):
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # The sampled rows' count varies a little from step to step. Spare rows avoid new memory in
+                # The number of sampled rows varies from step to step. Spare rows avoid new memory in
                 # later steps.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])

@@ -88,11 +88,11 @@ def update_arrays(
     """Update rows in host arrays with their gradients by the bank's rule.
 
     Args:
-        bank: gives the rule and the arrays' names.
+        bank: its rule and its array names are used.
         arrays: values and moments by name, float32.
         slots_K: the rows' positions in the arrays, int64; None: all rows.
         gradients: the rows' gradients by name.
-        update: this update's numbers.
+        update: the learning rate, the number of the update, and norms.
     """
     for name, grad in gradients.items():
         if bank.rule.kernel and kernels.library():

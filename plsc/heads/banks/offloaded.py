@@ -1,16 +1,17 @@
 """Store a bank's rows on the disk, or as bfloat16 in host memory.
 
-    S classes in this rank's shard   K classes selected for the step, which are the buffer's rows
+    S classes in this rank's shard   K classes selected for the step
 
-A step's rows are in a float32 buffer. The next step's sampled classes are known ahead
-(sampling.py). A thread reads their rows into a second buffer while the backbone runs, and writes updated rows
-back. It does its jobs in the order in which they are queued. A row that two steps share is read after it was
-written, and is never copied between the buffers. The stored rows are therefore the whole state, and a run
-that is resumed from them computes the same numbers. Without sampling, no rows are kept in a buffer. They are
-fetched block by block in the forward pass, in the backward pass (unless its block is kept) and in the update.
+A step's rows are in a float32 buffer. The next step's sampled classes are known ahead (sampling.py). A thread
+reads their rows into a second buffer while the backbone runs, and writes updated rows back. It does its jobs
+in the order in which they are queued. A row that two steps share is read after it was written, and is never
+copied between the buffers. The stored rows are therefore the whole state, and a run that is resumed from them
+computes the same numbers. Without sampling, no rows are kept in a buffer. They are fetched block by block in
+the forward pass, in the backward pass (unless the head has kept the block's exponentials) and in the update.
 
-A row is stored when it is first updated. Until then it is drawn whenever it is read, since its number
-determines its values. A bank of any size is therefore ready at once, and its file has holes.
+A row is stored when it is first updated. Until then it is drawn whenever it is read, since its row number
+determines its values. A bank of any size is therefore ready at once. Rows that were never updated are
+reserved in the file, but not written.
 """
 
 import math
@@ -43,8 +44,8 @@ class _Buffer:
     Attributes:
         rows: the classes that are read ahead, int64, in ascending order. Slot i is for the i-th of them.
         loaded: for each of these classes, whether its slot has been filled.
-        without: the rows that the current step updates while the others are read ahead. None if nothing was
-            read ahead.
+        without: the rows that were skipped when the others were read ahead, because the current step still
+            updates them. None if nothing was read ahead.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -60,7 +61,8 @@ class _Buffer:
         self.without: np.ndarray | None = None
 
     def reserve(self, count: int, spare: int = 0) -> None:
-        """Grow to `count` slots or more, and `spare` slots in addition if it grows. The contents stay."""
+        """Make room for `count` slots. If the arrays must grow for this, they get `spare` more. The
+        contents stay."""
         if count <= self._slots:
             return
         before = self.arrays
@@ -77,7 +79,7 @@ class OffloadedBank(Bank):
 
     Args:
         shard: this rank's classes.
-        width: numbers in a row.
+        width: how many numbers a row has.
         dtype: the stored rows' dtype, "float32" or "bfloat16".
         folder: folder for the file that stores the rows. None stores them in memory.
         std: the initial centres' standard deviation.
@@ -126,7 +128,8 @@ class OffloadedBank(Bank):
     def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
         """Write a buffer's slots to stored rows.
 
-        Numbers are rounded to bfloat16 at random. The step number determines the random numbers.
+        Values are rounded to bfloat16 stochastically. The random bits depend only on the seed, the step and
+        the row.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -143,13 +146,14 @@ class OffloadedBank(Bank):
 
         Args:
             rows: row numbers.
-            centres: whether to draw such centres. If false, they are 0, too.
+            centres: whether to draw the centres of rows that were never stored. If false, these centres are
+                0.
         """
         is_stored = self._is_stored[rows]
         if is_stored.all():
             return self._storage[rows]
         records = np.zeros((len(rows), self._storage.shape[1]), self._dtype)
-        if is_stored.any():  # reading a hole in a file costs as much as reading stored rows
+        if is_stored.any():  # reading unwritten rows takes as long as reading stored ones
             records[is_stored] = self._storage[rows[is_stored]]
         if centres:
             drawn = np.flatnonzero(~is_stored)
@@ -198,7 +202,8 @@ class OffloadedBank(Bank):
         self._queue(self._read_updated, rows, self._ahead)
 
     def _read_updated(self, rows: np.ndarray, buffer: _Buffer) -> None:
-        """Read the rows that `_read_drawn` skipped, provided that `rows` are the updated ones."""
+        """Read the rows that `_read_drawn` skipped, if it skipped them for the step that has now updated
+        `rows`."""
         if buffer.without is not rows:
             buffer.forget()  # another step has updated its rows, so the rows that were read may be outdated
             return
@@ -211,8 +216,9 @@ class OffloadedBank(Bank):
         if index_K is None:
             return StoredSelection(self, None)
         buffer, self._ahead = self._ahead, self.spare_buffer()
-        # Rows that the previous step shares were read after its update. If that step was not updated, they
-        # are not loaded yet. They are read here, together with rows that were not drawn ahead.
+        # Rows that were also in the previous step were read after its update. If that step was dropped
+        # without an update, they are missing, and are read here. So are the samples' own classes, which were
+        # not drawn in advance.
         ahead = buffer.rows
         slots = np.searchsorted(ahead, index_K)
         loaded = ahead[buffer.loaded]

@@ -1,7 +1,7 @@
 """Store an offloaded bank's rows in a file that is indexed and assigned like an array.
 
 A stored row contains a class centre and its optimizer state side by side, so that a sampled class
-costs one read and one write. The file is read and written through the system's page cache in ascending order.
+costs one read and one write. Rows are read and written in ascending order, through the system's page cache.
 Later reads are announced with posix_fadvise, so one thread can keep the disk's queue full. The file has no
 name, so it disappears when the process ends, even if the process is killed.
 """
@@ -24,7 +24,7 @@ class FileRowStorage:
     Args:
         folder: the file's folder. It is created if it does not exist.
         count: how many rows.
-        width: numbers in a row.
+        width: how many numbers a row has.
         dtype: the numbers' dtype.
 
     The constructor reserves the file's space. It raises UserError if the folder has no space or cannot be
@@ -36,11 +36,11 @@ class FileRowStorage:
         self._dtype = np.dtype(dtype)
         self._folder = folder
         size = count * width * self._dtype.itemsize
-        half = ", or halve it with Head.bank_dtype=bfloat16" if self._dtype == np.float32 else ""
-        remedy = f"the centres and their optimizer take {gigabytes(size)}: name another folder{half}"
+        half = ", or halve the size with Head.bank_dtype=bfloat16" if self._dtype == np.float32 else ""
+        remedy = f"class centres and optimizer need {gigabytes(size)}: set another Head.bank_folder{half}"
         with writing(f"Head.bank_folder: {folder}", remedy=remedy):
             os.makedirs(folder, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (stays open)
             if size:
                 os.posix_fallocate(self._file.fileno(), 0, size)
 

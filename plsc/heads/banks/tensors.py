@@ -31,7 +31,7 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
     """Return rows [start, stop) as a tensor that shares their memory.
 
-    A kernel on a CPU may write to it. Other code may only read it, since Paddle's operators write rows with
+    A kernel on a CPU may write to it. Other code may only read it, and must change rows with
     `write_rows`.
     """
     if (start, stop) == (0, len(tensor)):
@@ -40,11 +40,11 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
-    """Overwrite a tensor's rows from `start` on, unless `rows` are these rows in the same memory.
+    """Overwrite a tensor's rows from `start` on, unless `rows` is a view of exactly those rows.
 
     A write to `tensor[start:stop]` may be lost. The slice is a copy if Paddle has no strided views
-    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). If a device lacks an operator, its result is also
-    in new memory.
+    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). An operator that a device lacks runs on the CPU,
+    and its result is then in new memory, too.
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():

@@ -110,7 +110,7 @@ def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatc
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     assert refused(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
     monkeypatch.setattr("plsc.apps.curate.convert.EXACT", 1)
-    assert "a .rec keeps labels as float32, at most 1 (got 2)" in refused(faces, tmp_path / "c.rec")
+    assert "a .rec stores labels as float32, exactly up to 1 (got 2)" in refused(faces, tmp_path / "c.rec")
     assert not list(tmp_path.glob("c.*"))
     monkeypatch.setattr("plsc.apps.curate.convert.EXACT", 2)
     convert(str(faces), str(tmp_path / "c.rec"))
@@ -123,18 +123,18 @@ def refused(*arguments):
 def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert refused(faces, faces) == f"{faces}: exists already; remove it, or name another target"
     assert refused(faces, tmp_path / "a.bin") == (
-        f"{faces}: has labelled images, no pairs; give a list of pairs for a .bin"
+        f"{faces}: has labelled images and no pairs; a .bin needs a list of pairs"
     )
     (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
     before = sorted(os.listdir(tmp_path))
     line = (
-        f"{faces}/Cy/Cy_0001.png: is not an image of a known kind (it is empty); remove it from the set first"
+        f"{faces}/Cy/Cy_0001.png: is not in a known image format (it is empty); remove it from the set first"
     )
     assert refused(faces, tmp_path / "a.rec") == line
     (faces / "Bob" / "Bob_0001.png").write_bytes(b"what")
     for target in ("copy", "a.rec"):
         assert refused(faces, tmp_path / target) == (
-            f"{faces}/Bob/Bob_0001.png: is not an image of a known kind (begins with 0x77686174); "
+            f"{faces}/Bob/Bob_0001.png: is not in a known image format (begins with 0x77686174); "
             "remove it from the set first"
         )
     assert sorted(os.listdir(tmp_path)) == before

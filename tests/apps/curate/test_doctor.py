@@ -55,9 +55,9 @@ def test_copies_are_warned_of(faces, run):
     (faces / "Ann" / "Ann_0004.png").write_bytes(png(1))  # Ann's second
     code, lines = run(faces)
     assert code == 1 and lines == [
-        f"WARNING {faces}: 1 images are under two or more identities, byte for byte",
+        f"WARNING {faces}: 1 images belong to two or more identities, byte for byte",
         f"    {faces}/Ann/Ann_0001.png = {faces}/Bob/Bob_0001.png",
-        f"WARNING {faces}: 1 images are there twice or more, byte for byte",
+        f"WARNING {faces}: 1 images occur more than once, byte for byte",
         f"    {faces}/Ann/Ann_0002.png = {faces}/Ann/Ann_0004.png",
         "0 errors, 2 warnings",
     ]
@@ -95,8 +95,13 @@ def test_leakage_by_name_and_by_content(faces, run, tmp_path):
 @pytest.mark.parametrize(
     "pictures, same, code, said",
     [
-        ((90, 91, 91, 90), [True, False], 2, "pair 0 and pair 1: the same two, of one identity and of two"),
-        ((90, 90, 91, 92), [True, True], 1, "1 pair of one with itself, which proves nothing: pair 0"),
+        (
+            (90, 91, 91, 90),
+            [True, False],
+            2,
+            "pair 0 and pair 1: the same two, labelled both as one identity",
+        ),
+        ((90, 90, 91, 92), [True, True], 1, "1 pair compared with itself, which proves nothing: pair 0"),
         (range(100, 140), [True] * 20, 1, "all pairs are of the same class"),
     ],
 )
@@ -112,7 +117,7 @@ def test_a_set_that_cannot_be_opened_is_an_error_and_the_others_are_examined(fac
     (faces / "Ann" / "Ann_0002.png").write_bytes(png(0))
     code, lines = run(tmp_path / "list.txt", "--validation", faces, tmp_path / "pairs.csv")
     assert code == 2 and "no image has label 1 (1 of the labels 0 to 2 are missing)" in lines[0]
-    assert lines[1] == f"WARNING {faces}: 1 images are there twice or more, byte for byte"
+    assert lines[1] == f"WARNING {faces}: 1 images occur more than once, byte for byte"
     assert "pairs.csv: 1 of its images do not exist: none.png" in lines[3]
 
 
@@ -143,7 +148,9 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
     for number, name in enumerate(("Cy_0001", "Cy_0002")):
         (faces / "Cy" / f"{name}.png").write_bytes(png(2 + number))  # two of Ann's
     code, lines = run(faces, "--list", tmp_path / "clean.txt")
-    assert code == 2 and lines[-1] == f"{tmp_path}/clean.txt: 4 of 10 images; train on it by name: ImageList"
+    assert code == 2 and lines[-1] == (
+        f"{tmp_path}/clean.txt: 4 of 10 images; to train on it, set name: ImageList"
+    )
     clean = ImageList(str(tmp_path / "clean.txt"))
     names = [os.path.relpath(clean.name(index), faces) for index in range(len(clean))]
     assert names == ["Ann/Ann_0001.png", *(f"Bob/Bob_000{number}.png" for number in (2, 3, 4))]
@@ -153,11 +160,11 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
 @pytest.mark.parametrize(
     "arguments, line",
     [
-        (["faces", "-o", "Head.margin=0.3"], "-o: changes keys of a config; give that with -c"),
-        (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the sets are the config's"),
-        (["faces", "--validation", "b", "faces"], "--validation: faces is the set that is trained on"),
+        (["faces", "-o", "Head.margin=0.3"], "-o: changes a config's keys; give the config with -c"),
+        (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the config names the sets"),
+        (["faces", "--validation", "b", "faces"], "--validation: faces is the training set"),
         (["faces", "--list", "faces"], "faces: exists already; name a new list"),
-        (["a.rec", "--list", "clean.txt"], "--list: lists images in files of their own; plsc convert a.rec"),
+        (["a.rec", "--list", "clean.txt"], "--list: needs images in separate files; plsc convert a.rec"),
     ],
 )
 def test_what_it_refuses(faces, tmp_path, monkeypatch, capsys, arguments, line):

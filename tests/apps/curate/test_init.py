@@ -74,9 +74,7 @@ def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "high", 3, below="people")
     assert init("high") == 2
-    assert (
-        " right in it: people; remove, or add images, or name the folder further" in capsys.readouterr().err
-    )
+    assert " directly in it: people; remove it, add images, or name the folder" in capsys.readouterr().err
 
 
 def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
@@ -100,7 +98,10 @@ def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_pa
     monkeypatch.setattr("plsc.apps.curate.init.inspect_data", None)  # nothing is inspected
     monkeypatch.chdir(tmp_path / "things")
     assert init(".") == 2
-    assert "ERROR .: a run would write output/things among its folders; start in" in capsys.readouterr().err
+    assert (
+        "ERROR .: a run would write output/things among the set's folders; start in"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_converter_that_ends_its_process_costs_its_own_format_alone(tmp_path, 
     net = nn.Sequential(Net(), nn.Linear(16, 16), nn.Softsign(), nn.Hardtanh())
     said = refusal(export, net, out, preprocessing=PREPROCESSING, formats=["paddle", "onnx", "paddlex"])
     assert said.startswith(f"Export.formats: no ONNX graph: {how}")
-    layers = "it is not known to convert Hardtanh, Softsign rightly"
+    layers = "it is not known whether paddle2onnx converts Hardtanh, Softsign correctly"
     assert said.endswith(f"; {layers}; paddle, paddlex written to {out}")
     card = json.loads((out / "preprocessing.json").read_text())
     assert [*card["files"]] == ["paddle", "paddlex"] and len(card["checks"]) == 4
@@ -170,7 +170,7 @@ def test_an_onnx_graph_of_other_numbers_costs_its_own_format_alone(tmp_path):
 
     said = refusal(export, trained(Cut()), tmp_path / "out", preprocessing=PREPROCESSING)
     assert "no ONNX graph: " in said and "the onnx graph of this backbone, at batch 1, differs from" in said
-    assert "convert Hardtanh rightly; paddle written to" in said
+    assert "converts Hardtanh correctly; paddle written to" in said
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".pdiparams", ".txt"}
 
 
@@ -340,7 +340,7 @@ def test_where_there_is_no_converter_onnx_is_skipped_with_one_line(tmp_path, mon
     card = export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle", "onnx"])
     assert [*card["files"]] == ["paddle"]
     assert [record.getMessage() for record in caplog.records] == [
-        "Export.formats: onnx skipped, which needs a converter"
+        "Export.formats: onnx skipped: ONNX needs a converter"
     ]
     assert refusal(
         export, Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING, formats=["onnx"]
@@ -371,7 +371,7 @@ def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path)
     (tmp_path / "thesis.tex").write_text("years of work")
     (out / "notes.txt").write_text("beside an export")
     for place in (tmp_path, tmp_path / "thesis.tex", out):
-        assert "has other files than an export; name a new or empty folder" in refusal(
+        assert "contains files that no export wrote; name a new or empty folder" in refusal(
             export, Net(), place, preprocessing=PREPROCESSING, formats=["paddle"]
         )
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

@@ -168,6 +168,6 @@ def test_pictures_that_a_package_does_not_take_are_refused_at_once(
     tmp_path, monkeypatch, kind, preprocessing, got
 ):
     monkeypatch.setattr("plsc.apps.export.why_no_onnx", lambda: None)
-    with pytest.raises(UserError, match=f"^Export.formats: {kind} takes RGB .*{got}: leave {kind} out$"):
+    with pytest.raises(UserError, match=f"^Export.formats: {kind} takes RGB .*{got}: remove {kind}$"):
         export(Net(), tmp_path / "out", preprocessing=preprocessing, formats=["paddle", kind])
     assert not list(tmp_path.iterdir())

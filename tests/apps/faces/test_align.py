@@ -126,8 +126,8 @@ def test_a_folder_of_photos(tmp_path, capsys):
         and len(why) == 5
     )
     assert "not an image" in why["Bob/text.jpg"] and "not an image" in why["Bob/bomb.png"]
-    assert "11 photos: 6 faces written, 5 left out" in said.out
-    assert said.out.count(f"left out {photos}/Bob/") == 5
+    assert "11 photos: 6 faces written, 5 skipped" in said.out
+    assert said.out.count(f"skipped {photos}/Bob/") == 5
     # A photo that lies on its side is cut out upright.
     turned, plain = (cv2.imread(str(aligned / "Ann" / name)) for name in ("turned.png", "five.png"))
     assert turned.shape == (112, 112, 3) and np.corrcoef(turned.ravel(), plain.ravel())[0, 1] > 0.7
@@ -161,8 +161,8 @@ def test_mistakes_are_one_line(tmp_path):
     photos = tmp_path / "photos"
     assert "is no folder" in refusal(main, [str(photos), str(tmp_path / "aligned")])
     photos.mkdir()
-    assert "has no files" in refusal(main, [str(photos), str(tmp_path / "new")])
-    assert "is there already" in refusal(main, [str(photos), str(tmp_path)])
+    assert "contains no files" in refusal(main, [str(photos), str(tmp_path / "new")])
+    assert "exists already" in refusal(main, [str(photos), str(tmp_path)])
 
 
 @needs_faces
@@ -207,7 +207,7 @@ def test_groups_are_counted_and_left_out_if_nobody_can_tell_whose_photo_it_is(tm
     write(photos / "three.jpg", scene(faces))
     assert main([str(photos), str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
-    assert "2 photos: 1 face written, 1 left out, 1 of photos with several faces" in said
+    assert "2 photos: 1 face written, 1 skipped, 1 from photos with several faces" in said
     assert "two.jpg: 2 faces, the second has 5" in said and "by --groups" in said
     with open(tmp_path / "a" / "alignment.csv", newline="") as file:
         three, two = csv.DictReader(file)

@@ -40,7 +40,7 @@ def test_other_arrays_are_refused(array):
 
 def test_what_is_no_picture_is_refused():
     assert refusal(read_photo, 3) == (
-        "int: is no picture; give a path, the bytes of a file, an array, or an image of Pillow"
+        "int: is not a picture; give a path, a file's bytes, an array or a Pillow image"
     )
     several = [PIXELS]
     assert as_pictures(several) is several

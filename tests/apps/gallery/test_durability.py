@@ -187,7 +187,7 @@ except UserError as error:
     said = sorted(process.communicate()[0].strip() for process in both)
     refused, made = said if said[1] == "made" else said[::-1]
     assert made == "made" and refused.startswith(f"{path}: ")
-    assert "another process has made it meanwhile" in refused or "is there already" in refused
+    assert "another process has made it meanwhile" in refused or "exists already" in refused
     assert len(Gallery.open(path, Pixels())) == 3 and os.listdir(tmp_path) == ["a.gallery"]
 
 

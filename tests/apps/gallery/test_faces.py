@@ -57,11 +57,10 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     first, second, third = said.splitlines()
     assert code == 0 and first == f"{gallery}: 12 people, 36 pictures"
     assert re.fullmatch(
-        r"the threshold is 0\.\d\d; strangers named: \d\.\d% \(goal: 1\.0%\); "
-        r"enrolled people found: \d+\.\d%",
+        r"threshold 0\.\d\d; strangers named: \d\.\d% \(target 1\.0%\); enrolled people found: \d+\.\d%",
         second,
     )
-    assert third == "left out: 1 picture, named above" and "note.jpg: not an image" in log
+    assert third == "skipped: 1 picture, named above" and "note.jpg: not an image" in log
     further = sorted((photos / "further").glob("*/*.jpg"))
     code, said, _ = run(capsys, "search", gallery, *further)
     answers = dict(zip(further, said.splitlines(), strict=True))
@@ -69,7 +68,7 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     known = [path for path in further if path.parent.name in names]
     right = sum(answers[path].startswith(f"{path}: {path.parent.name} (0.") for path in known)
     assert len(known) == 12 and right >= 11 and code == 1  # the strangers have no name
-    assert "; the threshold is 0." in said and ": nobody (nearest " in said
+    assert ", threshold 0." in said and ": nobody (nearest " in said
 
 
 def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
@@ -78,8 +77,8 @@ def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
     stranger = portraits(4, 16)[[*portraits(4, 16)][-1]]
     pictures = [write(tmp_path / f"{n}.jpg", scene([face], seed=n)) for n, face in enumerate(stranger)]
     code, said, _ = run(capsys, "add", copy, "New One", *pictures[:2], built)
-    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\nthe threshold is 0.")
-    assert said.endswith("\nleft out: 1 picture, named above\n")
+    assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\nthreshold 0.")
+    assert said.endswith("\nskipped: 1 picture, named above\n")
     code, said, _ = run(capsys, "search", copy, pictures[3])
     assert code == 0 and said.startswith(f"{pictures[3]}: New One (0.")
     code, said, _ = run(capsys, "list", copy)
@@ -97,7 +96,7 @@ def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
         f"ERROR {pictures[0]}: is a file, not a person's name; "
     )
     code, said, _ = run(capsys, "verify", *pictures[:2])
-    assert code == 0 and re.fullmatch(r"one person \(0\.\d\d; one person needs 0\.36\)\n", said)
+    assert code == 0 and re.fullmatch(r"one person \(similarity 0\.\d\d, threshold 0\.36\)\n", said)
     (other, *_) = sorted((built.parent / "people").glob("*/*.jpg"))
     assert run(capsys, "verify", pictures[0], other)[0] == 1
     nobody = f"ERROR {copy}: has nobody called New One; nothing was changed\n"
@@ -137,8 +136,11 @@ def test_mistakes_are_one_line(built, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, text in (
-        (["build", tmp_path / "a", empty], "has no images in folders of their own"),
-        (["build", tmp_path / "a", empty, "--network", "gone.onnx"], "is no file; give sface, the path of"),
+        (["build", tmp_path / "a", empty], "has no images in subfolders"),
+        (
+            ["build", tmp_path / "a", empty, "--network", "gone.onnx"],
+            "is not a file; give sface, the path",
+        ),
         (
             ["build", tmp_path / "a", empty, "--network", tmp_path / "no.onnx"],
             "no.onnx: ONNX Runtime can",

@@ -39,7 +39,8 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
     assert len(nobody.matches) == 1 and nobody.name is None
     nearest, similarity = nobody.matches[0]
     assert (
-        nobody.reason == f"nearest {nearest}, {similarity:.2f}; the threshold is {again.threshold.cosine:.2f}"
+        nobody.reason
+        == f"nearest {nearest}, similarity {similarity:.2f}, threshold {again.threshold.cosine:.2f}"
     )
     assert again.search([]) == []
 
@@ -48,14 +49,14 @@ def test_the_constructor_opens_a_gallery(gallery, tmp_path):
     again = Gallery(tmp_path / "a.gallery", Pixels())
     assert [*again] == NAMES and again.search([picture("Bob", 9)])[0].name == "Bob"
     assert repr(again) == f"<Gallery {tmp_path}/a.gallery: 3 people>"
-    assert "there is no gallery" in refusal(Gallery, tmp_path / "none", kind=MissingFileError)
+    assert "there is not a gallery" in refusal(Gallery, tmp_path / "none", kind=MissingFileError)
 
 
 def test_two_pictures_show_one_person_or_two():
     same, other = (verify(picture("Ann"), picture(name, 1), Pixels()) for name in ("Ann", "Bob"))
     assert same.same and not other.same and same.similarity > same.threshold == 0.5 > other.similarity
-    assert str(same) == f"one person ({same.similarity:.2f}; one person needs 0.50)"
-    assert str(other) == f"two people ({other.similarity:.2f}; one person needs 0.50)"
+    assert str(same) == f"one person (similarity {same.similarity:.2f}, threshold 0.50)"
+    assert str(other) == f"two people (similarity {other.similarity:.2f}, threshold 0.50)"
     assert "not an image" in refusal(verify, picture("Ann"), b"x", Pixels())
     assert "has no threshold" in refusal(verify, picture("Ann"), picture("Bob"), Pixels(threshold=None))
 
@@ -128,11 +129,11 @@ def test_pictures_have_names_and_are_removed_one_by_one(gallery, tmp_path):
 def test_equal_pictures_of_a_person_count_once(gallery, capsys):
     lines = gallery.add("Ann", [picture("Ann", 0), picture("Ann", 7), picture("Ann", 7)])
     assert lines == [
-        "the picture: is equal to Ann/0.png, which counts once",
-        "the picture: is equal to Ann/the picture, which counts once",
+        "the picture: is equal to Ann/0.png, which is stored once",
+        "the picture: is equal to Ann/the picture, which is stored once",
     ]
     assert gallery.people["Ann"] == 3 and all(
-        f"left out {line}" in capsys.readouterr().out for line in lines[:1]
+        f"skipped {line}" in capsys.readouterr().out for line in lines[:1]
     )
     assert len(gallery.add("Ann", picture("Ann", 7))) == 1 and gallery.people["Ann"] == 3
 
@@ -168,9 +169,9 @@ def test_a_gallery_may_be_copied_replaced_and_restored_while_it_is_open(gallery,
     Gallery.build(other, people(2), Pixels("another")).close()
     os.replace(other, path)
     for call in (lambda: gallery.search(picture("Ann")), lambda: gallery.add("Eve", picture("Eve"))):
-        assert "its embeddings are of another, and pixels is another network" in refusal(call)
+        assert "its embeddings come from another, and pixels is another network" in refusal(call)
     path.unlink()
-    assert "there is no gallery" in refusal(len, gallery, kind=MissingFileError)
+    assert "there is not a gallery" in refusal(len, gallery, kind=MissingFileError)
 
 
 def test_rights_stay_and_a_file_that_may_not_be_written_is_not_changed(gallery, tmp_path):
@@ -207,7 +208,7 @@ def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
     gallery = Gallery.build(tmp_path / "a.gallery", folder, Pixels())
     (line,) = gallery.left_out
     assert "Ann/text.jpg: not an image" in line
-    assert f"left out {line}" in capsys.readouterr().out
+    assert f"skipped {line}" in capsys.readouterr().out
     black.write_text("")
     left_out = gallery.add("Ann", [picture("Ann", 8), str(black)])
     assert len(left_out) == 1 and left_out[0].startswith(f"{black}: ") and gallery.pictures == 7
@@ -226,8 +227,8 @@ def test_a_build_is_all_or_nothing(tmp_path):
     for wrong, text in (
         ({"Ann": [b"x"]}, "no picture can be used$"),
         ({}, "no picture can be used$"),
-        ({"": [picture("a")]}, "a name has 1 to 200"),
-        ({"a\nb": [picture("a")]}, r"'a\\nb': a name has"),
+        ({"": [picture("a")]}, "a name must have 1 to 200"),
+        ({"a\nb": [picture("a")]}, r"'a\\nb': a name must have"),
         ({" a": [picture("a")]}, "no space at its ends"),
     ):
         assert re.search(text, refusal(Gallery.build, path, wrong, Pixels()))
@@ -238,7 +239,7 @@ def test_a_build_is_all_or_nothing(tmp_path):
     slow = Pixels()  # while it embeds, another process is faster
     slow.trained_on = lambda: Gallery.build(path, people(1), Pixels()) and frozenset()
     for network in (slow, Pixels()):
-        assert "is there already; remove it first" in refusal(Gallery.build, path, people(2), network)
+        assert "exists already; remove it first" in refusal(Gallery.build, path, people(2), network)
     assert "none: no such folder" in refusal(
         Gallery.build, tmp_path / "b.gallery", tmp_path / "none", Pixels()
     )
@@ -255,32 +256,32 @@ def test_one_name_is_one_person_whatever_its_unicode_form(tmp_path):
 
 
 def test_another_network_is_refused(gallery, tmp_path):
-    assert "its embeddings are of pixels, and other is another network" in refusal(
+    assert "its embeddings come from pixels, and other is another network" in refusal(
         Gallery.open, tmp_path / "a.gallery", Pixels("other")
     )
     assert re.search(
-        r"a.gallery: --network none\.onnx: .*; name its network by -c",
+        r"a.gallery: --network none\.onnx: .*; name its network with -c",
         refusal(Gallery.open(tmp_path / "a.gallery").search, [picture("Ann")]),
     )
     for make in (Gallery.open, partial(Gallery.build, people={})):
-        assert "--network my.onnx: is no file; give sface, the path of an ONNX file, or a run" in refusal(
+        assert "--network my.onnx: is not a file; give sface, the path of an ONNX file, or a run" in refusal(
             make, tmp_path / f"{'a' if make == Gallery.open else 'b'}.gallery", network="my.onnx"
         )
 
 
 def test_what_is_no_gallery_is_refused(gallery, tmp_path):
-    assert "there is no gallery; make one with plsc gallery build" in refusal(
+    assert "there is not a gallery; make one with plsc gallery build" in refusal(
         Gallery.open, tmp_path / "none.gallery", kind=MissingFileError
     )
     (tmp_path / "text").write_text("I am no database" * 100)
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE a (b)").connection.close()
     assert "not a database; it is damaged" in refusal(Gallery.open, tmp_path / "text")
-    assert "is no gallery; name a file that plsc gallery build wrote" in refusal(
+    assert "is not a gallery; name a file that plsc gallery build wrote" in refusal(
         Gallery.open, tmp_path / "other.db"
     )
     data = (tmp_path / "a.gallery").read_bytes()
     (tmp_path / "cut.gallery").write_bytes(data[: len(data) // 2])
-    assert "malformed; it is damaged: take a copy, or build it again" in refusal(
+    assert "malformed; it is damaged: restore a copy, or build it again" in refusal(
         lambda: len(Gallery.open(tmp_path / "cut.gallery"))
     )
 
@@ -300,7 +301,7 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
     alone = Gallery.build(tmp_path / "alone.gallery", people(1), Pixels())
     prior = pytest.approx(1 - 0.5 * (0.01 * 500) ** (1 / 24))
     assert alone.threshold.cosine == prior and alone.threshold.rate == RATE and alone.threshold.people == 1
-    assert "the threshold is 0.47; strangers named: not measured (goal: 1.0%)" in alone.threshold.describe()
+    assert "threshold 0.47; strangers named: not measured (target 1.0%)" in alone.threshold.describe()
     gallery = Gallery.build(tmp_path / "a.gallery", people(9), Pixels())
     before = gallery.threshold
     gallery.add("p9", people(10)["p9"])
@@ -317,15 +318,15 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
     assert gallery.threshold.cosine == prior
     none = Gallery.build(tmp_path / "b.gallery", people(2), Pixels(threshold=None))
     assert none.threshold.describe().startswith("nobody is named: the network has no threshold")
-    assert none.search([picture("p0")])[0].reason.endswith("; no threshold is known")
+    assert none.search([picture("p0")])[0].reason.endswith(", no threshold is known")
 
 
 def test_an_answer_tells_why_a_likely_match_is_not_named():
     face = _decide([Match("Ann", 0.4)], GalleryThreshold(cosine=0.42, prior=0.363, size=40))
     assert face.name is None and face.reason == (
-        "nearest Ann, 0.40; the threshold is 0.42, since strangers come nearer to one of 40 people than to "
-        "one alone"
+        "nearest Ann, similarity 0.40, threshold 0.42, higher than for two pictures, since a stranger may "
+        "resemble any of 40 people"
     )
     assert _decide([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
-        "the threshold is 0.42"
+        "threshold 0.42"
     )

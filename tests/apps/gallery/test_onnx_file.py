@@ -104,10 +104,13 @@ ALIKE = np.tile(np.eye(1, LENGTH, dtype=np.float32), (PIXELS, 1))
     ("form", "text"),
     [
         ({"dtype": TensorProto.DOUBLE}, r"takes tensor\(double\) .* float32, float16 or uint8$"),
-        ({"shape": ("n", 4, SIDE, SIDE)}, r"takes .*, 4, 8, 8\]; a network of pictures has one input \[n, 3"),
+        (
+            {"shape": ("n", 4, SIDE, SIDE)},
+            r"takes .*, 4, 8, 8\]; a network for pictures has one input \[n, 3",
+        ),
         ({"shape": ("n", PIXELS)}, r"has one input \[n, 3, H, W\]"),
         ({"weight": WEIGHT[:-3]}, "does not run on pictures of 8 x 8"),
-        ({"weight": WEIGHT[:, :4]}, r"gives \[2, 4\] of two pictures"),
+        ({"weight": WEIGHT[:, :4]}, r"gives \[2, 4\] for two pictures"),
         (
             {"after": [helper.make_node("Exp", ["out"], ["b"])], "outputs": ("out", "b")},
             r"gives \[2, 16\], \[2",

@@ -116,7 +116,7 @@ def test_a_network_that_cannot_tell_its_people_apart_is_said_to():
     alike = unit_rows(one + 0.1 * np.random.default_rng(6).normal(size=(90, WIDTH)) / WIDTH**0.5)
     got = measured([*alike.astype(np.float32).reshape(30, 3, WIDTH)], 0.4)
     assert got.cosine > 0.9 and got.found < 0.5 and got.finds_too_few and got.alike == []
-    assert "fewer than half of its own people would be found" in got.describe()
+    assert "fewer than half of the enrolled are found" in got.describe()
     dead = measured([np.repeat(one, 3, axis=0).astype(np.float32)] * 12, 0.4)
     assert dead.finds_too_few and dead.cosine <= 1
 
@@ -124,7 +124,7 @@ def test_a_network_that_cannot_tell_its_people_apart_is_said_to():
 def test_a_threshold_is_described_in_a_line_and_a_line_for_each_pair():
     threshold = GalleryThreshold(0.01, 0.42, 0.363, 40, 40, 0.008, 0.975, [("Brody/3.jpg", "Gul")])
     assert threshold.describe().splitlines() == [
-        "the threshold is 0.42; strangers named: 0.8% (goal: 1.0%); enrolled people found: 97.5%",
+        "threshold 0.42; strangers named: 0.8% (target 1.0%); enrolled people found: 97.5%",
         "Brody/3.jpg looks like Gul",
     ]
     single = measured([*drawn(np.random.default_rng(7), 12, 1)], 0.4)

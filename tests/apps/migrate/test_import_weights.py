@@ -167,8 +167,8 @@ def test_a_file_of_another_network(tmp_path):
     assert refusal(
         run, tmp_path, write(tmp_path / "a.pt", {"conv9.weight": numbers(3), "conv9.bias": numbers(3)})
     ) == (
-        f"{tmp_path / 'a.pt'}: none of its 2 tensors is one of MobileFaceNet's (the first is conv9.weight); "
-        "give the model that they are of"
+        f"{tmp_path / 'a.pt'}: none of its 2 tensors is one of MobileFaceNet's (the first is "
+        "conv9.weight); name the model that they belong to"
     )
 
 
@@ -184,9 +184,9 @@ def test_a_file_of_another_network(tmp_path):
         (
             "a.pdparams",
             pickle.dumps(print),
-            "refused: the file asks for builtins.print; nothing of it was run",
+            "refused: the file asks for builtins.print; none of it was run",
         ),
-        ("a.onnx", b"\x08\x0a", "is no file of weights of PyTorch or Paddle, or is damaged or cut off"),
+        ("a.onnx", b"\x08\x0a", "is not a weights file of PyTorch or Paddle, or is damaged or truncated"),
     ],
 )
 def test_files_that_hold_no_weights(tmp_path, file, data, said):
@@ -200,7 +200,7 @@ def test_what_is_there_is_not_replaced(tmp_path, net):
     (tmp_path / "out" / "mine").write_text("")
     assert (
         refusal(run, tmp_path, weights)
-        == f"{tmp_path / 'out'}: is there already; name a new folder for what is imported"
+        == f"{tmp_path / 'out'}: exists already; name a new folder for what is imported"
     )
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):

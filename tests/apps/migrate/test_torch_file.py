@@ -50,7 +50,7 @@ def test_a_part_of_a_storage(tmp_path):
 )
 def test_a_tensor_outside_of_its_storage_is_refused(tmp_path, place):
     path = write_torch(tmp_path / "a.pt", {"a": numbers(12)}, changed={"a": place})
-    assert "a.pt: is no file of torch.save, or is damaged or cut off (a tensor" in refusal(load_torch, path)
+    assert "a.pt: is not a file of torch.save, or is damaged or truncated (" in refusal(load_torch, path)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,7 @@ def test_an_evil_file_is_refused_by_name_and_runs_nothing(tmp_path, dump):
     with zipfile.ZipFile(tmp_path / "evil.pt", "w") as archive:
         archive.writestr("evil/data.pkl", dump(Evil(str(tmp_path / "made"))))
     assert refusal(load_torch, str(tmp_path / "evil.pt")) == (
-        f"{tmp_path / 'evil.pt'}: refused: the file asks for {os.mkdir.__module__}.mkdir; "
-        "nothing of it was run"
+        f"{tmp_path / 'evil.pt'}: refused: the file asks for {os.mkdir.__module__}.mkdir; none of it was run"
     )
     assert not (tmp_path / "made").exists()
 
@@ -73,5 +72,5 @@ def test_damage(tmp_path):
     for bad in (data[:-30], data[:100], bytes(flipped), b"PK", b""):
         (tmp_path / "bad.pt").write_bytes(bad)
         said = refusal(load_torch, str(tmp_path / "bad.pt"))
-        assert "bad.pt: is no file of torch.save, or is damaged" in said
+        assert "bad.pt: is not a file of torch.save, or is damaged" in said
     assert "none.pt: no such file" in refusal(load_torch, str(tmp_path / "none.pt"), kind=MissingFileError)

@@ -42,9 +42,9 @@ def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkey
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     why = f"Head.bank_folder: {tmp_path}: cannot be written: No space left on device"
-    take = "the centres and their optimizer take"
+    take = "the centres and their optimizer state need"
     assert refusal(FileRowStorage, tmp_path, 10**9, 8, np.float32) == (
-        f"{why}; {take} 32.0 GB: name another folder, or halve it with Head.bank_dtype=bfloat16"
+        f"{why}; {take} 32.0 GB: name another folder, or halve the size with Head.bank_dtype=bfloat16"
     )
     assert refusal(FileRowStorage, tmp_path, 10**6, 8, np.uint16) == (
         f"{why}; {take} 16.0 MB: name another folder"  # it is bfloat16 already
