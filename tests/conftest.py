@@ -13,7 +13,8 @@ from plsc.utils.logging import setup_logging
 from tests.helpers.launch import ROOT, Forking
 from tests.helpers.warm import do_not_sync
 
-# Of the environment, which launches hand on; a config that names a device makes the settings of its kind.
+# Remove settings from the environment, since launches pass it on. A config that names a device makes the
+# settings for its kind.
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_", "FLAGS_", "BKCL_", "CUSTOM_DEVICE_BLACK")
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", "build"}
 
@@ -76,7 +77,7 @@ def nothing_in_the_repository():
 
 @pytest.fixture(scope="session", autouse=True)
 def reports_without_pictures():
-    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by
+    """Drawing takes ten times as long as a tiny run. Tests that look at pictures ask for them with
     `tests.helpers.pictures.drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw", lambda *_: [])
@@ -120,7 +121,7 @@ def without_views():
 
 @pytest.fixture
 def launches_are_forked(tmp_path, monkeypatch):
-    """What plsc itself launches is forked like the tests' own launches; in a folder of the test's own."""
+    """What plsc itself launches is forked like the tests' own launches, in the test's own folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launcher, "subprocess", Forking)
 

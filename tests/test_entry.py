@@ -382,7 +382,7 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
 
 
 def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictures):
-    """A line each, whatever is in them; the bytes of names as they are but for line breaks."""
+    """One line each, whatever they contain. The bytes of names stay as they are, except for line breaks."""
     odd = [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\nlines.png")]
     for path in odd:
         shutil.copy(pictures[0][0], path)

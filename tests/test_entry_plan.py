@@ -105,7 +105,7 @@ def test_the_plan_says_how_the_classes_are_spread_and_what_they_take(
 
 
 def test_as_many_classes_fit_whatever_their_number_is_now(tmp_path):
-    """What a checkpoint has of the network does not grow with them."""
+    """What a checkpoint contains of the network does not grow with them."""
     data = "DataLoader.Train.dataset={{name: Synthetic, num_classes: {}, image_shape: [1, 12, 10]}}"
     plans = [entry(tmp_path, data.format(count), "Model.widths=[64, 64]").dry_run() for count in (20, 2000)]
     few, many = (int(re.search(r"room +([\d,]+)", plan)[1].replace(",", "")) for plan in plans)

@@ -1,7 +1,8 @@
-"""configs/fashion_mnist_lenet.yaml: trains on any number of ranks to the same parameters, and is judged by
+"""configs/fashion_mnist_lenet.yaml trains to the same parameters on any number of ranks, and is evaluated by
 classification.
 
-On the real files where they are, else on ten easy classes in files of the same names; see idx_files.py.
+The real files are used if they exist. Otherwise ten easy classes in files with the same names are used, see
+idx_files.py.
 """
 
 import re

@@ -21,7 +21,7 @@ HERE = ["-c", str(TINY), "-o", "Global.output_dir=out"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """12 steps, with checkpoints of steps 4, 8, 10 and 12; and the first 8 of them."""
+    """12 steps, with checkpoints at steps 4, 8, 10 and 12, and the first 8 steps."""
     folder = tmp_path_factory.mktemp("whole")
     train(folder / "whole", "Checkpoint.keep=9")
     train(folder / "out", "Global.max_steps=8")

@@ -93,7 +93,7 @@ def stopped(tmp_path_factory):
     ],
 )
 def test_another_optimizer_is_refused(stopped, tmp_path, capsys, override, rule, name):
-    """And not warned of another seed, as if the run went on."""
+    """There is no warning about another seed, as if the run continued."""
     said = refusal(make_trainer(tmp_path, override, "Global.seed=4").resume, stopped)
     assert "continues with other" not in capsys.readouterr().out
     assert said == (

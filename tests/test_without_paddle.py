@@ -1,5 +1,5 @@
-"""What does without Paddle, whose import takes seconds; in one interpreter, from the lightest to the
-heaviest."""
+"""What works without Paddle, whose import takes seconds. One interpreter runs it all, from the lightest to
+the heaviest."""
 
 from tests.helpers.launch import run_python
 

@@ -8,7 +8,7 @@ from tests.helpers.bounds import assert_within, perturbed
 
 
 def scatter(net, seed=0):
-    """Give every parameter and running statistic a random value, so that none hides; evaluation mode."""
+    """Give every parameter and running statistic a random value, so that none hides. Set evaluation mode."""
     random = np.random.default_rng(seed)
     for name, tensor in net.state_dict().items():
         value = random.normal(0, 0.2, tensor.shape)
@@ -22,7 +22,7 @@ def scatter(net, seed=0):
 
 
 def convolve(x, weight, stride=1, padding=0):
-    """[B, C, H, W] and [O, C / groups, h, w]; the groups follow from the two."""
+    """Convolve [B, C, H, W] with [O, C / groups, h, w]. The two shapes determine the groups."""
     groups = x.shape[1] // weight.shape[1]
     x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     windows = sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
@@ -46,7 +46,8 @@ def prelu(x, state, name):
 
 
 def assert_same(net, reference, state, images, terms=4608):
-    """`net` gives the numbers of `reference(state, images)`; terms: of its longest sum."""
+    """Assert that `net` gives the numbers of `reference(state, images)`. terms: how many its longest sum
+    has."""
     with paddle.no_grad():
         got = net(paddle.to_tensor(images.astype(np.float32))).numpy()
     want, bound = perturbed(reference, state, images, terms=terms)

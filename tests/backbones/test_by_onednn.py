@@ -38,8 +38,7 @@ def run(net, images, training):
 
 
 def with_a_twin(name):
-    """Build a network with slopes of 1, and the same in float64; return both, and the shape of their
-    pictures."""
+    """Build a network with slopes of 1, and the same in float64. Return both, and the pictures' shape."""
     build, shape = NETWORKS[name]
     paddle.seed(0)
     net, exact = build(), build()
@@ -54,8 +53,8 @@ def with_a_twin(name):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_computes_what_the_twin_does(name, training, monkeypatch):
-    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths;
-    and where there is no slope, with pictures that have none so close to it."""
+    """The slopes are 1, because a number that rounding carries over a kink changes gradients by some
+    hundredths. A layer without a slope gets pictures that are not so close to the kink."""
     net, exact, shape = with_a_twin(name)
     images = paddle.randn([4, *shape])
     got = run(net, images, training)

@@ -43,8 +43,8 @@ def test_rate_and_scale(p):
 
 
 def test_masks_are_unrelated():
-    """Of other layers, steps, seeds, samples and places; and whether four corners of a rectangle are dropped
-    together."""
+    """Other layers, steps, seeds, samples and places give other numbers. Whether four corners of a rectangle
+    are dropped together is checked, too."""
     net, shape = Two(0.5), [256, 512]
     a, b = masks(net, 0, 0, shape)
     others = [b, masks(net, 1, 0, shape)[0], masks(net, 0, 256, shape)[0], masks(net, 0, 0, shape, seed=1)[0]]
@@ -81,8 +81,8 @@ def test_without_addresses_or_without_training_it_is_paddles():
 
 
 def test_a_vision_transformer_is_random_by_address_alone():
-    """Its dropout, its dropped branches and its hidden patches; normalised per batch is only what comes
-    last."""
+    """Its dropout, dropped branches and hidden patches do not change. Only the last part is normalised per
+    batch."""
     paddle.seed(0)
     net = SmallFaceViT(8, (3, 36, 36), dropout=0.2, drop_path=0.5, mask_ratio=0.4)
     net.feature = nn.Identity()

@@ -26,7 +26,7 @@ def average_pool(x):
 
 @pytest.mark.parametrize("image_shape", [(1, 28, 28), (3, 17, 30), (1, 14, 14)])
 def test_the_numbers_are_those_of_plain_numpy(image_shape):
-    """Of a wide start, so that every layer counts; average, not maximum, pooling."""
+    """From a wide start, so that every layer counts. Pooling averages, and does not take maxima."""
     net = build(image_shape=image_shape, embedding_size=16, init_std=0.3)
     w1, b1, w2, b2, w3, b3 = (p.numpy().astype(np.float64) + 0.1 * (p.ndim == 1) for p in net.parameters())
     for parameter, value in zip(net.parameters(), (w1, b1, w2, b2, w3, b3)):

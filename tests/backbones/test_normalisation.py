@@ -23,7 +23,7 @@ KINDS = [*((active, False) for active in ACTIVE), ("none", True), ("relu", True)
 
 @pytest.fixture(autouse=True)
 def kernels(path):  # noqa: F811
-    """Run each test at each instruction set; "plain" is Paddle's layers on [N, C, H, W]."""
+    """Run each test at each instruction set. "plain" means Paddle's layers on [N, C, H, W]."""
     return path
 
 
@@ -44,7 +44,7 @@ def layers(active, channels, norm=nn.BatchNorm2D, **options):
 def run(norm, active, arrays, last, dtype=None):
     """Run forward and backward -> output, gradients and running statistics, pictures as [N, C, H, W].
 
-    dtype: of the pictures; None: that of the arrays.
+    dtype: the pictures' dtype. None: the arrays'.
     """
     turn = (lambda array: np.moveaxis(array, 1, -1)) if last else np.asarray
     back = (lambda array: np.moveaxis(array, -1, 1)) if last else np.asarray

@@ -35,7 +35,7 @@ both_dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat1
 
 
 def half(array) -> np.ndarray:
-    """Round to numbers that bfloat16 has; float32."""
+    """Round to numbers that bfloat16 has, as float32."""
     return paddle.to_tensor(array, "float32").astype("bfloat16").astype("float32").numpy()
 
 

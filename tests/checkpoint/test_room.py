@@ -1,4 +1,4 @@
-"""Room on the disk, in numbers; and a run on a disk that has too little of it."""
+"""Room on the disk, in numbers, and a run on a disk that has too little."""
 
 import errno
 import itertools

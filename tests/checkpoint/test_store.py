@@ -191,8 +191,8 @@ STEPS = [
 
 
 def killed_at_each_point(tmp_path, steps, act):
-    """Yield folder after folder of checkpoints of these steps, in which `act` was killed: before the first
-    call of STEPS, after it, before the second one, and so on; and last a folder in which it was not."""
+    """Yield folders with checkpoints from these steps. In each, `act` was killed at another point: before the
+    first call of STEPS, after it, before the second one, and so on. In the last folder it was not killed."""
     for at in itertools.count():
         root, points = tmp_path / str(at), itertools.count()
         for step in steps:

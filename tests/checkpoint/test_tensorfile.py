@@ -1,4 +1,5 @@
-"""The safetensors layout: the safetensors package reads ours and we read its; hostile headers are refused."""
+"""The safetensors layout. The safetensors package reads our files, and we read its files. Hostile headers are
+refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of
-their own."""
+"""The command line: what it passes to Entry, what it prints, and its exit codes. Wrong configs run in their
+own processes."""
 
 import errno
 import os
@@ -20,14 +20,14 @@ from plsc.errors import UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.tiny_runs import TINY
 
-WRONG = {  # name -> the file, the line; more of both are in tests/config
+WRONG = {  # name -> the file, the line. tests/config has more cases
     "a key": ("Head:\n  marge: 1", "a.yaml:2: Head.marge: unknown key, did you mean 'margin'?"),
     "the data": (
         "DataLoader:\n  Train:\n    dataset: {name: ImageList, list: faces/list.txt}",
         "a.yaml:3: DataLoader.Train.dataset.list: file 'faces/list.txt' does not exist (looked in {cwd})",
     ),
 }
-# As one rank of two sees it; its peer does not exist, so a process group could never start.
+# Run as one rank of two whose peer does not exist, so that a process group could never start.
 RANK = {
     "PADDLE_TRAINER_ID": "0",
     "PADDLE_TRAINERS_NUM": "2",

@@ -1,5 +1,5 @@
-"""plsc selftest passes here, on one process and on two ranks; a broken line fails the part that it belongs
-to."""
+"""plsc selftest passes here on one process and on two ranks. A broken line fails the part to which it
+belongs."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,8 @@ class SlowSave(SmallResNet):
 
     Args:
         marks: folder in which a file `slow` asks for this, and `saving` is made when such a save begins.
-        seconds: of the save. of_rank: the rank.
+        seconds: how long the save takes.
+        of_rank: the rank.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Several machines, as hosts in network namespaces: dead links and machines, stopped ranks, odd names.
 
-The tests of one machine show refusals and signals; here is what needs an address of each host.
+Tests on one machine show refusals and signals. Here is what needs an address per host.
 """
 
 import re

@@ -256,7 +256,7 @@ def test_check_data(write, tmp_path):
     ]
 
 
-# ---- what is refused; more in test_sections.py and test_layers.py
+# ---- what is refused. test_sections.py and test_layers.py have more
 
 
 @pytest.mark.parametrize(

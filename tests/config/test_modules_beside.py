@@ -1,5 +1,5 @@
-"""Classes of modules that lie beside a config, or in the current folder, are named in it; other folders stay
-out of Python's path."""
+"""A config can name classes in modules that are beside it or in the current folder. Other folders stay out of
+Python's path."""
 
 import sys
 

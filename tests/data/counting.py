@@ -1,4 +1,4 @@
-"""A data set whose samples say which they are; defined here, so that workers can import it."""
+"""A data set whose samples tell which they are. It is defined here, so that workers can import it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plsc.errors import CorruptImageError, MissingFileError
 
 
 class Counting(Dataset):
-    """Sample i is an image of i and its epoch, modulo 256; its label is 3 i. Those in `corrupt` cannot be
+    """Sample i is an image of i and its epoch, modulo 256. Its label is 3 i. Those in `corrupt` cannot be
     decoded."""
 
     image_shape = (1, 1, 2)

@@ -1,5 +1,4 @@
-"""Each augmentation against a slow reference or a property; all of them reproducible and within their
-ranges."""
+"""Each augmentation against a slow reference or a property. All are reproducible and within their ranges."""
 
 import cv2
 import numpy as np

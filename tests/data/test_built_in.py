@@ -14,7 +14,8 @@ from tests.helpers.image_files import png, write_folder, write_rec
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
-    """Arguments that each built-in data set is built with; one that is missing here fails its test."""
+    """Arguments with which each built-in data set is built. A data set that is missing here fails its
+    test."""
     tmp_path = tmp_path_factory.mktemp("examples")
     for number in range(4):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((10, 10, 3), 60 * number, np.uint8))

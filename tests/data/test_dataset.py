@@ -92,7 +92,7 @@ def test_a_checkpoint_has_names_that_are_text_one_for_each_class():
 
 
 def made(base, **attributes):
-    """A set of 4 images whose arrays are right but for those given."""
+    """A set of 4 images whose arrays are right, except the given ones."""
     arrays = {
         Dataset: {"labels": np.array([0, 1, 1, 0])},
         PairSet: {"pairs": np.array([[0, 3], [1, 2]]), "same": np.array([True, False])},

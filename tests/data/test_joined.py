@@ -1,4 +1,4 @@
-"""Several sets in one: whose samples, which classes, under which names; what does not fit is refused."""
+"""Several sets in one: whose samples, which classes, and which names. What does not fit is refused."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tests.helpers.refusals import refusal
 
 
 class People(Dataset):
-    """Two images of each person; a pixel says the set, the index and the epoch."""
+    """Two images of each person. A pixel tells the set, the index and the epoch."""
 
     title = ""
 

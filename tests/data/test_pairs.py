@@ -40,7 +40,7 @@ def test_pairs_named_in_a_file(folder, text):
 
 @pytest.mark.parametrize("third", ["2", "yes", ""])
 def test_a_first_line_that_names_images_is_no_line_of_headings(folder, third):
-    """Its pair was left out, of all lines the first alone."""
+    """Its pair was skipped, but only for the first line."""
     text = f"Bob/Bob_0001.png\tBob/Bob_0002.png\t{third}\n" + LINES
     assert "list.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0" in refusal(
         PairList, write_list(folder, text)

@@ -81,7 +81,7 @@ def write_many(path, images, promised):
 
 @pytest.mark.slow
 def test_more_images_than_float32_counts_are_read(tmp_path):
-    """Record 0 reports 16,777,220 where 16,777,219 is meant; WebFace42M's is rounded in this way."""
+    """Record 0 reports 16,777,220 where 16,777,219 is meant. WebFace42M's is rounded in this way."""
     many = 2**24 + 2
     write_many(tmp_path / "a.rec", many, many)
     data = RecImages(str(tmp_path / "a.rec"))

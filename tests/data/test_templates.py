@@ -10,7 +10,7 @@ from tests.helpers.refusals import refusal
 
 @pytest.fixture
 def ijb(tmp_path):
-    """The two lists of IJB's layout over four images; templates 7, 30 and 2."""
+    """The two lists in IJB's layout over four images, with templates 7, 30 and 2."""
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(png(number))
     (tmp_path / "media.txt").write_text("0.png 7 100\n1.png 7 100\n2.png 30 5\n3.png 2 6\n")

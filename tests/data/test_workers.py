@@ -149,7 +149,7 @@ def children_of(parent):
 
 
 def running():
-    """The parent of each process; without those that have ended and that nobody has waited for yet."""
+    """Return each process's parent, without processes that have ended and for which nobody has waited yet."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -66,7 +66,7 @@ agreement._sources = lambda: [*sources(), Path(__file__)] if last else sources()
 assert_refused(refused("a"), "plsc's sources:", "(has|have) .{8}, rank")
 agreement._sources = sources
 
-# What belongs to a machine may differ; then another folder with a checkpoint of its own is refused.
+# What belongs to a machine may differ. Then a rank whose own folder has a checkpoint is refused.
 own = ["Global.hang_seconds=60", "Global.threads=1"] * last
 saved = run.train(load(TINY, [f"Global.output_dir={folder / 'a'}", *BASE, *own]))
 assert saved["output_dir"]

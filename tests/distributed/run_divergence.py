@@ -1,6 +1,5 @@
-"""On W ranks: what is bad on one rank is skipped by all, bit for bit, and said in one line; training goes
-on. Argument: a folder for the runs.
-"""
+"""On W ranks: if one rank's step is bad, all ranks skip it, bit for bit, and one line reports it. Training
+continues. Argument: a folder for the runs."""
 
 import io
 import logging

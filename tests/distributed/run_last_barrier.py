@@ -1,4 +1,4 @@
-"""On W ranks: rank 0, which has the store, comes to a barrier last and ends at once; the others, who poll,
+"""On W ranks: rank 0, which has the store, comes to a barrier last and ends at once. The others, who poll,
 must still get through."""
 
 import os

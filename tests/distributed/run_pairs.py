@@ -1,8 +1,8 @@
-"""On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from
-each.
+"""On W ranks: train from nothing, or load the checkpoints of all world sizes and train on from each.
 
-Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates. The 12
-samples of a step are kept: one rank takes three micro-batches of 4, two ranks 4 and 2 each, three ranks 4.
+Arguments: a folder, and "save" or "load". Partial FC samples from 1003 classes, which AdamW updates. The 12
+samples of a step stay the same: one rank takes three micro-batches of 4, two ranks 4 and 2 each, three ranks
+4.
 """
 
 import sys
@@ -22,7 +22,7 @@ from tests.helpers.tiny_runs import (
 )
 
 WORLD_SIZES = (1, 2, 3)
-STOP, END = 5, 8  # steps; an epoch has 83
+STOP, END = 5, 8  # steps. An epoch has 83
 
 
 DATA = "{name: Synthetic, num_classes: 1003, images_per_class: 1, image_shape: [1, 12, 10]}"

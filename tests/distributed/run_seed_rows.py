@@ -1,8 +1,8 @@
-"""Rows of docs/labbook.md that speak of ranks, on any number of them: each row is a function that asserts it
-on this rank.
+"""Rows of docs/labbook.md about ranks, on any number of ranks. Each row is a function that asserts it on this
+rank.
 
-Run by test_seed_rows.py on 1, 2 and 4 ranks. N samples of all ranks, B of this one; C classes, S in this
-shard; D embedding size.
+test_seed_rows.py runs this on 1, 2 and 4 ranks. N samples on all ranks, B on this one. C classes, S in this
+shard. D embedding size.
 """
 
 from unittest.mock import patch
@@ -105,7 +105,7 @@ def row_2_5():
 
 
 def row_2_6():
-    """The maximum of this shard survives the all_reduce; logits 10,000 higher leave the loss as it is."""
+    """This shard's maximum survives the all_reduce. Logits 10,000 higher leave the loss as it is."""
     case = Case()
     step = case.forward()
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
@@ -118,7 +118,7 @@ def row_2_6():
         state = moved.head.bank.state()
         moved.head.bank.load_rows(0, {**state, "bias": state["bias"] + np.float32(shift)})
         losses.append(moved.head(moved.emb, moved.label_B).loss.item())
-    # Of logits near 10,000 the bias and the sum are rounded, by half an EPS each: of the target's, and of the
+    # Near 10,000, the bias and the sum are each rounded by half an EPS, for the target's logit and for the
     # others'.
     assert_within(losses[1], losses[0], 2 * EPS * 1e4 + 2 * case.of_loss)
 
@@ -126,15 +126,14 @@ def row_2_6():
 def row_2_7():
     case = Case()
     prob = np.concatenate(distributed.gather_objects(case.info().shard_prob.numpy()), axis=1)
-    # Of exp(logit - log of the sum) the difference and the sum of C are rounded; what the logits are off by
-    # cancels.
+    # The difference logit - log(sum) and the sum over C are rounded. The logits' own errors cancel.
     off = EPS * (C + np.abs(case.logits - np.logaddexp.reduce(case.logits, axis=1, keepdims=True)).max())
     assert_within(prob.astype(np.float64).sum(axis=1), np.ones(len(prob)), off)
     assert (prob <= 1 + off).all()
 
 
 def row_2_8():
-    """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it
+    """The head's one-hot never exists, but the logits that the sum over the others excludes are where it
     is 1."""
     case = Case()
     step = HeadStep(

@@ -65,7 +65,7 @@ for count in (7, W, 1):  # uneven, one each, and none for most
     assert_within(found, whole[:count], bound[:count], paths=2)
     assert len(set(d.gather_objects(found.tobytes()))) == 1
 
-# Sets of every kind and size, evaluated together: the numbers of one process, on every rank; rank 0 alone
+# Sets of every kind and size, evaluated together: every rank gets one process's numbers, and only rank 0
 # holds the results.
 overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Train.batch_size=7"]
 

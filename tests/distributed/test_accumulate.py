@@ -33,8 +33,8 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("head", ["full", "sampled"])
 def test_accumulated_steps_equal_those_of_the_whole_batch(runs, tmp_path, head):
-    """All parameters, momenta and losses of 7 steps with dropout, but for rounding, on any number of
-    ranks."""
+    """All parameters, momenta and losses of 7 steps with dropout are the same except for rounding, on any
+    number of ranks."""
     paddle.seed(0)
     net = Dropping()
     want, bound = rounded_run(tmp_path, lambda output, net: run(output, net, 1, *HEADS[head]), net)

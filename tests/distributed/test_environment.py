@@ -80,7 +80,7 @@ def test_a_launch_passes_on_what_the_user_set_and_nothing_else():
 
 
 def test_opencv_says_nothing_of_images_that_are_cut_off():
-    """What cannot be decoded is named by us; OpenCV would add a line without a name for each."""
+    """We name what cannot be decoded. OpenCV would add a line without a name for each."""
     program = (
         "import plsc, cv2, numpy as np\nfor kind in ('.png', '.bmp'):\n    image = np.zeros((9, 9, 3), "
         "np.uint8)\n    data = cv2.imencode(kind, image)[1][:60]\n    assert cv2.imdecode(data, 1) is None\n"

@@ -17,7 +17,7 @@ from tests.helpers.launch import launch
     ],
 )
 def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
-    """All cases on three ranks, which divide none of the numbers of classes; on four the way of GPUs."""
+    """All cases on three ranks, which divide none of the class counts. On four ranks the GPUs' way."""
     kernels = "0" if ranks == 4 else "1"
     said = launch(
         Path(__file__).with_name("run_head.py"), ranks, tmp_path, str(every), PLSC_KERNELS=kernels

@@ -1,4 +1,4 @@
-"""The start of ranks, and their ends; that they train is shown in tests/distributed."""
+"""How ranks start and end. tests/distributed shows that they train."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def test_an_operators_settings_and_a_proxy_do_not_matter(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["--ranks", "launcher"])
 def test_ranks_of_one_machine_need_no_address_of_its_name(tmp_path, how):
-    """Nor a network but the loopback interface; by Paddle's launcher, too, as README's first command."""
+    """Only the loopback interface is needed, also with Paddle's launcher, as in README's first command."""
     train = {
         "--ranks": f"{sys.executable} -m plsc train --ranks 2",
         "launcher": f"{sys.executable} -m paddle.distributed.launch --nproc_per_node 2 {ROOT}/tools/train.py",

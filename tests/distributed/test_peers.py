@@ -81,7 +81,7 @@ else:
 
 
 def meet(problems, hang_seconds=20.0, ranks=None):
-    """What each rank prints; `problems` of those that are started."""
+    """What each rank prints. `problems` belong to the ranks that are started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     env = {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": str(ranks or len(problems))}

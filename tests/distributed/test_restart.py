@@ -1,9 +1,9 @@
-"""Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was
-not.
+"""Launches that are killed, stopped and started again. The result must equal, bit for bit, an undisturbed
+run.
 
-What happens, and to whom, is the plan of tests/helpers/faults.py. All are forks of a warm process
-(tests/helpers/warm.py), but for the start of one test, which shows that real ones have the same bits. Partial
-FC throughout.
+A plan for tests/helpers/faults.py says what happens to whom. All launches are forks of a warm process
+(tests/helpers/warm.py), except in one test, which shows that real starts have the same bits. Partial FC is
+always used.
 """
 
 import os
@@ -91,8 +91,8 @@ def assert_said(said, *patterns):
 
 @pytest.mark.slow
 def test_kill_and_ctrl_c_by_real_starts(warm, whole, tmp_path):
-    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other
-    start."""
+    """Start ranks as a user does, and send one signal to all processes of the terminal. The end is as with
+    any other start."""
     started = command(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT", more=WORKERS)
     with open(tmp_path / "stderr", "wb") as said:
         streams = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
@@ -124,8 +124,8 @@ IN_A_SAVE += [
 
 @pytest.mark.slow
 def test_a_kill_inside_a_save_leaves_the_newest_whole_checkpoint(whole, run, tmp_path):
-    """At each point in turn, from a first checkpoint on; then the run goes to its end. Three failures without
-    a newer one end it, and the same command resumes it."""
+    """A failure happens at each point in turn, from a first checkpoint on. Then the run reaches its end.
+    Three failures without a newer checkpoint end it, and the same command resumes it."""
     plan = ["0:2:SIGKILL", *IN_A_SAVE]
     keep = ["Checkpoint.every_steps=1", "Checkpoint.keep=1"]
     code, said = run(*plan, more=keep)

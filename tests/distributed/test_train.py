@@ -48,7 +48,7 @@ def said_by(folder, rank=0):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Two ranks, 12 steps without a break; the output folder, and what rank 0 said."""
+    """Train on two ranks, 12 steps without a break. Return the output folder, and what rank 0 printed."""
     folder = tmp_path_factory.mktemp("whole")
     launch(TRAIN, 2, folder, "-c", TINY, "-o", HALF, "Global.output_dir=out")
     return folder / "out", said_by(folder)
@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The same for 8 steps, launched from a Python process; the folder of the process, and what it
+    """The same for 8 steps, launched from a Python process. Return the process's folder, and what it
     printed."""
     folder = tmp_path_factory.mktemp("stopped")
     overrides = [HALF, "Global.output_dir=out", "Global.max_steps=8"]
@@ -86,7 +86,7 @@ def test_ranks_are_started_from_a_process_that_has_imported_paddle(stopped):
 
 
 def test_a_resumed_launch_equals_an_uninterrupted_one(whole, stopped):
-    """Bit for bit; and the stopped run has shown before that a seed decides a launch."""
+    """Bit for bit. The stopped run has shown before that a seed decides a launch."""
     output = stopped[0] / "out"
     assert rows(output) == rows(whole[0])[:8]
     assert_same_arrays(checkpoint(output, 8), checkpoint(whole[0], 8))
@@ -97,8 +97,7 @@ def test_a_resumed_launch_equals_an_uninterrupted_one(whole, stopped):
 
 
 def test_what_is_verified_is_what_is_saved(whole):
-    """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the
-    verification."""
+    """Each rank's batch norm has its own statistics. The checkpoint's must be those of the verification."""
     entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
     found = entry.evaluate()
     (last,) = rows(whole[0], evaluations=True)

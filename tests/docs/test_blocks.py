@@ -112,7 +112,7 @@ def given(tmp_path_factory):
 
 
 def run(page, given, folder):
-    """Run a page in a copy of what is given; return all that it has said."""
+    """Run a page in a copy of what is given. Return all its output."""
     shutil.copytree(given, folder)
     place = {
         "docs/data.md": "output/faces",

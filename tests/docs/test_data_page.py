@@ -1,4 +1,4 @@
-"""docs/data.md: its data sets are ones that a config may name, and no format is left out."""
+"""docs/data.md names data sets that a config may name, and no format is missing."""
 
 import re
 

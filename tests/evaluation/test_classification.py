@@ -22,5 +22,5 @@ def test_classification_by_hand():
 
 
 def test_an_image_that_no_class_fits_best_is_wrong():
-    """The head gives C, the number of classes, for a tie: of a black picture all logits are the same."""
+    """For a tie the head gives C, the class count. All logits of a black picture are the same."""
     assert classify(np.array([0, 1, 2]), np.array([0, 3, 3])).accuracy == 1 / 3

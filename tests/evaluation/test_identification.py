@@ -1,4 +1,4 @@
-"""Identification against loops over probes; and the sets that allow only some of the numbers."""
+"""Identification against loops over probes, and sets that allow only some of the numbers."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.helpers.refusals import refusal
 
 
 def people(identities=60, images=5, strangers=0.4, noise=1.0, seed=0):
-    """Noisy copies of random centres; gallery: two images of some; probes: all other images."""
+    """Noisy copies of random centres. gallery: two images of some centres. probes: all other images."""
     rng = np.random.default_rng(seed)
     identity = rng.permutation(np.repeat(np.arange(identities), images))
     embeddings = rng.normal(size=(identities, 16))[identity] + noise * rng.normal(size=(len(identity), 16))
@@ -123,7 +123,8 @@ def world(seed, people=40, probes=25):
 
 
 def test_intervals_are_those_of_people():
-    """Of 200 worlds 0.95 cover what is true of all; Wilson's interval over the probes covered 0.51."""
+    """In 0.95 of 200 worlds the interval covers what is true of all. Wilson's interval over the probes
+    covered 0.51."""
     found = [identify(*world(seed)) for seed in range(60)]
     mean = np.mean([one.ranks[1] for one in found])
     covered = np.mean([low <= mean <= high for low, high in (one.intervals["rank1"] for one in found)])

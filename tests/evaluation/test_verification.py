@@ -1,4 +1,4 @@
-"""Verification numbers against slow, obvious loops; and the sets that allow only some of them."""
+"""Verification numbers against slow, obvious loops, and sets that allow only some of them."""
 
 import numpy as np
 import pytest

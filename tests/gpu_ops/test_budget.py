@@ -1,6 +1,6 @@
-"""What a step asks of a GPU: at most so many kernels, and one wait of the host, after the backward pass.
+"""What a step asks of a GPU: a limited number of kernels, and one wait of the host, after the backward pass.
 
-InsightFace's PartialFC_V2 with its SGD launches 110 kernels, and 120 at a rate of 0.1; it waits ten and
+InsightFace's PartialFC_V2 with its SGD launches 110 kernels, and 120 at a rate of 0.1. It waits ten and
 twelve times in the head alone (docs/labbook.md).
 """
 
@@ -35,8 +35,9 @@ def test_a_step_of_a_head(found, name):
 
 @pytest.mark.skipif(paddle.__version__.startswith("2."), reason="its log has no shapes")
 def test_a_step_of_a_head_moves_few_bytes(found):
-    """In units of the logits [N, C] and the rows [C, D]: written once, read for the maximum, read and written
-    by the softmax, read by two products; and 13 passes over rows, 5 of them the update."""
+    """In units of the logits [N, C] and the rows [C, D]. Logits are written once, read for the maximum, read
+    and written by the softmax, and read by two products. There are 13 passes over rows, 5 of them in the
+    update."""
     moved = sum(part["bytes"] for part in found["all classes"].values())
     logits, rows = 4 * count.SAMPLES * count.CLASSES, 4 * count.CLASSES * count.WIDTH
     least = 6 * logits + 13 * rows

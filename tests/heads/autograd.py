@@ -52,7 +52,7 @@ TARGETS = {
 
 
 def rounded(x, dtype):
-    """x in a float dtype, still as float64; its gradient as if it were x."""
+    """x in a float dtype, still as float64. Its gradient is computed as if it were x."""
     return x + (x.astype("float32").astype(dtype).astype("float64") - x).detach()
 
 
@@ -70,8 +70,8 @@ def dense_loss(
     """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N,
     C]).
 
-    compute_dtype: what is rounded to it before the product are the unit rows; the target's cosine is exact.
-    off: factors [N, C] of the cosines.
+    compute_dtype: the unit rows are rounded to it before the product. The target's cosine is exact.
+    off: factors [N, C] on the cosines.
     """
     norm = (x * x).sum(axis=1).sqrt()
     unit_x = x / norm.unsqueeze(1)
@@ -103,7 +103,7 @@ def _cosines(unit_x, unit_w, sub_centres):
 
 
 def exact_gradients(kind, x, w, label, **options):
-    """-> what `dense_gradients` gives, and its bounds; a float32 cosine near 1 knows its angle less well than
+    """-> what `dense_gradients` gives, and its bounds. A float32 cosine near 1 knows its angle less well than
     the numbers."""
     off = np.ones((len(x), len(w)))
     compute = lambda x, w, off: dense_gradients(kind, x, w, label, off=off, **options)

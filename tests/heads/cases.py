@@ -25,8 +25,8 @@ def run(head, x, label):
 
 
 def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
-    """-> arguments of `head_errors`: 10 steps of each optimizer on each float32 bank, all classes and sampled
-    ones, spread over the ranks and not; counts: samples of each rank."""
+    """-> arguments for `head_errors`: 10 steps with each optimizer on each float32 bank, all classes and
+    sampled ones, distributed over the ranks and not. counts: each rank's samples."""
     shared = {"counts": counts, "bank_folder": folder}
     optimizers = ("Nesterov", "AdamW", "LARS")
     cases = [
@@ -73,8 +73,8 @@ def rounding(
     name, num_classes, counts, *, labels="any", steps=10, lr=0.01, optimizer="Momentum", sample_rate=1.0,
     bias=False, sharded=True, **_
 ):  # fmt: skip
-    """-> a bound of each of the errors that `head_errors` finds in this case; 0 of what is not in it: those
-    are counts."""
+    """-> a bound for each error that `head_errors` finds in this case. What is not in it must be 0, since
+    those are counts."""
     _, margin, scale = MARGINS[name]
     rule, dense_optimizer = OPTIMIZERS[optimizer]
     rng, whole, count = (
@@ -116,8 +116,8 @@ def rounding(
 
 
 def exact(centres, x, label, margin=None, scale=1.0, bias=None, lr=None, momentum=None, **bounds):
-    """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their
-    bounds."""
+    """-> losses, gradients with respect to x and the centres, and the centres after a step, in float64, and
+    their bounds."""
 
     def step(centres, x, bias, momentum, factor):
         dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9))

@@ -1,5 +1,5 @@
-"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once, where a tie is no class;
-one rank and many run the same cases."""
+"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once, where a tie is no class.
+One rank and many run the same cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ D = 8
 
 
 def classify_equals_argmax() -> int:
-    """Asserts every case on this rank; how many there were."""
+    """Asserts every case on this rank, and returns how many there were."""
     cases = list(
         itertools.product((1, 2, 37, 1003), (True, False), (64 << 20, 4000), ("ties", "bias", "cosine"))
     )

@@ -1,5 +1,5 @@
-"""Every test of the heads runs on both ways through a shard: the kernels, and Paddle's ops; but for those
-that say otherwise by `without_kernels` or `with_kernels` of tests/heads/ways.py."""
+"""Every test of the heads runs on both ways through a shard: the kernels, and Paddle's ops. Exceptions are
+marked by `without_kernels` or `with_kernels` from tests/heads/ways.py."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def different_bytes(got: np.ndarray, want: np.ndarray) -> float:
 
 
 class Worst(dict):
-    """Name -> the largest number noted under it; NaN counts as infinite."""
+    """Name -> the largest number noted under it. NaN counts as infinite."""
 
     def note(self, name: str, error: float) -> None:
         self[name] = max(self.get(name, 0.0), float(error) if np.isfinite(error) else np.inf)
@@ -63,7 +63,7 @@ class Worst(dict):
 def labels_for(kind: str, num_samples: int, num_classes: int, rng) -> np.ndarray:
     """Draw labels.
 
-    "any": uniform; "one rank": all in the last shard with classes; "gap": none in the first.
+    "any" is uniform. "one rank" puts all into the last shard with classes. "gap" puts none into the first.
     """
     shards = [s for s in split(num_classes, distributed.world_size()) if s[1] > s[0]]
     low, high = {"any": (0, num_classes), "one rank": shards[-1], "gap": (shards[1:] or shards)[0]}[kind]
@@ -86,9 +86,10 @@ def head_errors(
     """Train a head for some steps beside the dense float64 reference restricted to the sampled classes.
 
     Args:
-        counts: samples of each rank.
-        labels: see `labels_for`. optimizer: of `OPTIMIZERS`.
-        options: of make_head.
+        counts: each rank's samples.
+        labels: see `labels_for`.
+        optimizer: one from `OPTIMIZERS`.
+        options: passed to make_head.
 
     Returns: the worst relative errors of this rank's part of losses, gradients and parameters, and how many
     samples' classes were not among the sampled ones.

@@ -80,7 +80,7 @@ class Order:
     """One random order of calls.
 
     Args:
-        seed: of the order, of the head's options and of all batches; the same on every rank.
+        seed: for the order, the head's options and all batches. It is the same on every rank.
         folder: for banks on disk.
     """
 

@@ -75,11 +75,14 @@ class DenseLARS:
 
 
 class DenseHead:
-    """Holds C classes; mean loss over N samples. margin: None, or (function, m). optimizer: one of those
-    above; moments: the names of its arrays in the bank's `state()`.
+    """Holds C classes. The loss is the mean over N samples.
 
-    `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row
-    for each of them.
+    margin: None, or (function, m).
+    optimizer: one of those above.
+    moments: the names of its arrays in the bank's `state()`.
+
+    `taken` are the classes that take part (Partial FC), ascending. At first, all do. Gradients have a row for
+    each.
     """
 
     def __init__(self, centres, bias=None, margin=None, scale=1.0, optimizer=None, moments=("momentum",)):

@@ -1,4 +1,4 @@
-"""What the margins with a memory remember, and the filter; their formulas: test_margins.py."""
+"""What the margins with a memory remember, and the filter. test_margins.py has their formulas."""
 
 import numpy as np
 import paddle

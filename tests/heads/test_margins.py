@@ -1,5 +1,5 @@
-"""Each margin against its paper's formula by dense float64 autograd, at random points and at the edges; by
-itself where it helps."""
+"""Each margin against its paper's formula by dense float64 autograd, at random points and at the edges, and
+on its own where that helps."""
 
 import re
 

@@ -16,7 +16,7 @@ from tests.helpers.bounds import assert_within
 
 @pytest.fixture(autouse=True)
 def no_bfloat16_kernels(monkeypatch):
-    """They round rows before these are normalised; tests/native/heads compares them."""
+    """They round rows before these are normalised. tests/native/heads compares them."""
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
 
 

@@ -1,5 +1,5 @@
-"""Optimizers of the class centres: whole heads against dense float64, on several ranks in
-tests/distributed/run_head.py; Paddle's own follow the same formulas: tests/training/test_optimizers.py."""
+"""Optimizers for the class centres: whole heads against dense float64. tests/distributed/run_head.py does it
+on several ranks. Paddle's own follow the same formulas: tests/training/test_optimizers.py."""
 
 import paddle
 import pytest

@@ -1,5 +1,5 @@
-"""Partial FC's draw by itself, and what it leaves alone; its losses and gradients:
-tests/distributed/test_head.py."""
+"""Partial FC's draw, and what it does not touch. tests/distributed/test_head.py has its losses and
+gradients."""
 
 import numpy as np
 import paddle

@@ -31,7 +31,7 @@ def test_logits_shifted_by_ten_thousand():
         out, dx, dw = run(head, x, label)
         assert np.isfinite(out.loss.item()) and np.isfinite(dx).all() and np.isfinite(dw).all()
         losses.append(out.loss.item())
-    # Each logit of either head is a sum of 16 products and the bias; a loss is the difference of two of them.
+    # Each logit of either head is a sum of 16 products and the bias. A loss is the difference of two logits.
     largest = 1e4 + (np.abs(x) @ np.abs(state["centres"].T)).max()
     assert abs(losses[0] - losses[1]) <= 2 * growth(17) * EPS * largest
 

@@ -2,6 +2,6 @@
 
 import pytest
 
-# Of what has no kernels; and of the kernels against the ops, which both are in the test.
+# For tests of what has no kernels, and for tests that themselves compare the kernels with the ops.
 without_kernels = pytest.mark.parametrize("way", ["ops"], indirect=True)
 with_kernels = pytest.mark.parametrize("way", ["kernels"], indirect=True)

@@ -59,7 +59,7 @@ class Break(Part):
 
 
 def broken(output: Path, place: str, rank: int = 0, *overrides: str) -> Trainer:
-    """Make a trainer that meets it; only its ranks' last line is of interest."""
+    """Make a trainer that meets it. Only its ranks' last line matters."""
     paddle.seed(0)
     trainer = make_trainer(output, NO_PAIRS, "Global.max_skipped=3", *overrides, backbone=Hiding())
     trainer.parts.append(Break(place, rank))

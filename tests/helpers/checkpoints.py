@@ -41,7 +41,7 @@ def content(seed, classes=11, dim=4):
 
 
 def save_ranks(root, step, everything, world=1, shards=None, **more):
-    """Save as `world` ranks (threads) would; what each returned or raised."""
+    """Save as `world` ranks (threads) would. Return what each returned or raised."""
     barrier, values, results = threading.Barrier(world, timeout=20), [None] * world, [None] * world
     shards = shards or split(everything["num_classes"], world)
 
@@ -126,7 +126,7 @@ def flip(path):
 
 
 class OnDemand:
-    """Rows that are not in memory, such as a bank's on disk; of bfloat16 if `code` says so."""
+    """Rows that are not in memory, such as a bank's on disk. They are bfloat16 if `code` says so."""
 
     def __init__(self, rows, code=None):
         self.rows, self.dtype, self.shape, self.code = rows, rows.dtype, rows.shape, code

@@ -37,8 +37,8 @@ class FaultyNet(SmallResNet):
     """The network of tiny.yaml with a plan.
 
     Args:
-        plan: steps count from 1 in each process; 0 is the making of the network.
-        marks: folder for a file for each that has happened.
+        plan: steps count from 1 in each process. 0 is when the network is made.
+        marks: folder with a file for each fault that has happened.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ def _race(item: str, following: str) -> bool:
 
 
 def act(what: str) -> None:
-    """Let it happen to this process; a signal perhaps to its "supervisor" or, as Ctrl-C, the "terminal"."""
+    """Let it happen to this process. A signal may also go to its "supervisor" or, as Ctrl-C, to the
+    "terminal"."""
     *whom, name = what.split()
     if name in signal.Signals.__members__:
         supervisor = int(os.environ.get("PLSC_SUPERVISOR", "0"))
@@ -115,8 +116,8 @@ def act(what: str) -> None:
 
 
 def _wait_to_be_asked() -> None:
-    """Until the signal has come back to this rank, so that it stops in this step; or for ever, where it is a
-    kill."""
+    """Wait until the signal has come back to this rank, so that it stops in this step. After a kill, wait for
+    ever."""
     watchdog, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
     while not watchdog.signal and time.monotonic() < end:
         time.sleep(0.02)

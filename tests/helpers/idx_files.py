@@ -24,7 +24,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 
 
 def write_idx(path: Path, array: np.ndarray) -> Path:
-    """A uint8 array as an idx file; a .gz if its name says so."""
+    """Write a uint8 array as an idx file, or as a .gz if its name says so."""
     data = b"\0\0\x08" + bytes([array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
     path.write_bytes(gzip.compress(data, compresslevel=1) if path.suffix == ".gz" else data)
     return path

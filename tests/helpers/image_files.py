@@ -1,4 +1,4 @@
-"""Small sets of encoded images in the formats that people have, made up for a test; and where the real ones
+"""Small sets of encoded images in the formats that people have, made up for a test. Also where the real ones
 are."""
 
 from pathlib import Path
@@ -24,8 +24,8 @@ def png(number: int) -> bytes:
 
 
 def write_rec(path: Path, labels: list, header: bool = True) -> Path:
-    """A .rec with picture i of label labels[i] (a number, or a tuple of several); header: InsightFace's
-    layout."""
+    """Write a .rec with picture i for label labels[i] (a number, or a tuple of several). header: use
+    InsightFace's layout."""
     firsts = [label[0] if isinstance(label, tuple) else label for label in labels]
     identities = sorted(set(firsts))
     with write_records(str(path)) as write:

@@ -11,7 +11,7 @@ BUILT = kernels.library() is not None
 
 @pytest.fixture(params=["plain", *kernels.LEVELS])
 def path(request, monkeypatch):
-    """Run the test once on each path; "plain" is the one without kernels."""
+    """Run the test once on each path. "plain" is the one without kernels."""
     if request.param == "plain":
         monkeypatch.setenv("PLSC_KERNELS", "0")
         yield request.param

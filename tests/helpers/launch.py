@@ -19,15 +19,15 @@ def _environment(more: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def start_python(*command: str | Path, env: Mapping[str, str | None] = {}, **of_popen) -> subprocess.Popen:
-    """Start `python *command` and return at once; `env` as for `run_python`, all else as for Popen."""
+    """Start `python *command` and return at once. `env` is as for `run_python`, all else as for Popen."""
     return subprocess.Popen([sys.executable, *map(str, command)], env=_environment(env), **of_popen)
 
 
 def run_python(
     *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str | None
 ) -> subprocess.CompletedProcess:
-    """Run `python *command` in `cwd`, `env` added to the environment (None: left out); with check=True a
-    failure fails the test."""
+    """Run `python *command` in `cwd`, with `env` added to the environment (None removes a variable). With
+    check=True a failure fails the test."""
     result = subprocess.run(
         [sys.executable, *map(str, command)],
         check=False,
@@ -65,11 +65,11 @@ def launch(
     real: bool = False,
     **env: str,
 ) -> subprocess.CompletedProcess:
-    """Run `script` on `ranks` ranks (None leaves the number to the launcher); the logs go to `folder`/log.
+    """Run `script` on `ranks` ranks (None lets the launcher choose). The logs are in `folder`/log.
 
-    All of it is forked from a process that has imported Paddle; real=True starts it as a user does.
-    The result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test
-    with the tail of every rank's log.
+    All processes are forked from one that has imported Paddle. real=True starts them as a user does. The
+    result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test with
+    the last lines of every rank's log.
     """
     logs = Path(folder) / "log"
     number = [] if ranks is None else ["--nproc_per_node", str(ranks)]

@@ -11,7 +11,7 @@ from tests.helpers.tiny_runs import IMAGE_SHAPE, Linear, make_trainer
 
 
 class _Times(PyLayer):
-    """Identity; the gradient times a number."""
+    """Identity, whose gradient is multiplied by a number."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -24,7 +24,7 @@ class _Times(PyLayer):
 
 
 class Poisoned(Linear):
-    """Flatten, Linear, BatchNorm, Dropout; what is not finite in a step is told by `factors()`."""
+    """Flatten, Linear, BatchNorm, Dropout. `factors()` says what is not finite in a step."""
 
     def __init__(self, embedding_size: int = 8, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
         super().__init__(embedding_size, image_shape)
@@ -98,7 +98,7 @@ def states_before_steps(trainer: Trainer) -> list[dict[str, bytes]]:
 
 
 def leave_out(trainer: Trainer, number: int) -> None:
-    """Let the training to come count a step that it does not take; its row repeats the one before."""
+    """Let the following training count a step that it does not take. Its row repeats the previous one."""
     step, results = trainer.train_step, []
 
     def train_step(batch):

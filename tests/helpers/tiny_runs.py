@@ -46,7 +46,7 @@ class NoisePairs(PairSet):
 
 
 class OneBadSample(Synthetic):
-    """Its sample 7 cannot be read; in a step of several ranks that is one rank's trouble."""
+    """Its sample 7 cannot be read. In a step on several ranks only one rank meets it."""
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         if index == 7:
@@ -55,7 +55,7 @@ class OneBadSample(Synthetic):
 
 
 class DamagedSynthetic(Synthetic):
-    """The images of tiny.yaml; the first `damaged` cannot be decoded."""
+    """The images of tiny.yaml. The first `damaged` cannot be decoded."""
 
     def __init__(self, damaged: int, seed: int = 0):
         super().__init__(23, 5, IMAGE_SHAPE, seed)
@@ -68,7 +68,7 @@ class DamagedSynthetic(Synthetic):
 
 
 class People(Synthetic):
-    """The images of tiny.yaml by people who have names; the pictures of `damaged` cannot be decoded."""
+    """The images of tiny.yaml, whose people have names. The pictures of `damaged` cannot be decoded."""
 
     def __init__(
         self, people: list[str], damaged: Sequence[str] = (), images_per_class: int = 5, seed: int = 0
@@ -116,7 +116,7 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
 
 
 def run_to_the_end(trainer: Trainer, output: Path) -> None:
-    """Train; rank 0 writes the metrics."""
+    """Train. Rank 0 writes the metrics."""
     rank_0s = contextlib.closing(Metrics(output)) if distributed.rank() == 0 else contextlib.nullcontext()
     with rank_0s as metrics:
         trainer.train(metrics)
@@ -165,7 +165,7 @@ def columns(found: list[dict]) -> dict[str, np.ndarray]:
 
 
 def train_linear(output: Path, head: str, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
-    """Three steps that come out the same, but for rounding, on any number of ranks with the same global
+    """Three steps whose results are the same except for rounding, on any number of ranks with the same global
     batch."""
     overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
     train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=net or linear())
@@ -193,8 +193,8 @@ def assert_takes_over(trainer: Trainer, path: Path) -> None:
 
 
 def rows(output: Path, evaluations: bool = False) -> list[dict]:
-    """The rows of the steps, less their speed and waits, which no two runs share; or those of the
-    evaluations."""
+    """Return the steps' rows without their speed and waits, which differ between runs, or the evaluations'
+    rows."""
     found = [row for row in read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
     assert all(row.pop("images_per_second", 1.0) > 0 and 0 <= row.pop("data_wait", 0.0) <= 1 for row in found)
     return found

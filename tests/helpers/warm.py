@@ -62,8 +62,8 @@ class Warm:
         stderr: str | None = None,
         **env: str,
     ) -> Program:
-        """Run `python *command` in `folder`; what it says goes to the file `stdout` and, by default anew, to
-        folder/stderr."""
+        """Run `python *command` in `folder`. Its output goes to the file `stdout`, by default a new one, and
+        to folder/stderr."""
         ours, theirs = socket.socketpair()
         if stderr is None:
             stderr = str(folder / "stderr")
@@ -93,7 +93,7 @@ class Warm:
 
 @lru_cache
 def shared() -> Warm:
-    """One for all tests; it ends with this process."""
+    """One for all tests. It ends with this process."""
     return Warm()
 
 
@@ -205,7 +205,7 @@ def _become(
     shell=False,
     **_of_pipes,
 ):
-    """What exec does, as far as it matters here; never returns."""
+    """What exec does, as far as it matters here. It never returns."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

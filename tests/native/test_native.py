@@ -1,4 +1,4 @@
-"""Finding the library: the switch, the line in the log where there is none, threads that follow Paddle's."""
+"""Finding the library: the switch, the log line if it is missing, and threads that follow Paddle's."""
 
 import logging
 import re
@@ -65,7 +65,7 @@ def cpu_seconds():
 
 
 def test_rows_of_which_none_are_selected_have_an_address():
-    """A shard of a class or two may have no row in a step; Paddle calls its empty slice not contiguous."""
+    """A shard of a class or two may have no row in a step. Paddle calls its empty slice not contiguous."""
     assert kernels.address(paddle.zeros([4, 3])[:0]) is not None
     columns = paddle.zeros([4, 3])[:, :2]
     if columns.is_contiguous():

@@ -1,6 +1,6 @@
 """Train kinds of heads, banks and optimizers for some steps on two ranks, the same on every device.
 
-Arguments: a device; a folder for the runs.
+Arguments: a device, and a folder for the runs.
 """
 
 import functools
@@ -61,4 +61,4 @@ for name, overrides in CASES.items():
     common += [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={STEPS}"]
     train(folder / name, *common, f"Global.device={device}", *overrides)
 distributed.barrier()
-os._exit(0)  # all is written; a rank was once seen to crash in what Paddle does when a process ends
+os._exit(0)  # all is written. A rank was once seen to crash in what Paddle does when a process ends

@@ -1,4 +1,4 @@
-"""NaN in weights, statistics and centres ends a run by one line, whatever hides it; on one process."""
+"""NaN in weights, statistics and centres ends a run with one line, whatever hides it. On one process."""
 
 import pytest
 

@@ -1,6 +1,8 @@
-"""Averaged weights: the numbers, against a float64 loop; what is evaluated, saved, exported and taken over;
-resumed runs are in tests/test_resume.py, killed ones in tests/distributed/test_restart.py, skipped steps in
-test_skipped_steps.py."""
+"""Averaged weights: the numbers against a float64 loop, and what is evaluated, saved, exported and loaded.
+
+Resumed runs are in tests/test_resume.py, killed ones in tests/distributed/test_restart.py, skipped steps in
+test_skipped_steps.py.
+"""
 
 import numpy as np
 import paddle

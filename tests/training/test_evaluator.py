@@ -39,7 +39,7 @@ class NoiseTemplates(NoisePairs, TemplatePairs):
 
 
 class NoiseGallery(NoisePairs, IdentificationSet):
-    """Of each class but the last five one image in the gallery; the other images are probes."""
+    """The gallery has one image of each class except the last five. The other images are probes."""
 
     title = "noise people"
 

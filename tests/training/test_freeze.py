@@ -1,4 +1,4 @@
-"""What is frozen, and what is refused before the first step; a resumed run is in tests/test_resume.py."""
+"""What is frozen, and what is refused before the first step. tests/test_resume.py has a resumed run."""
 
 import numpy as np
 import pytest

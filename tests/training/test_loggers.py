@@ -82,7 +82,7 @@ def test_tensorboard(tmp_path):
 
 
 class FakeWandb(types.ModuleType):
-    """The calls that are made of wandb; `runs` has the keywords and the points of each start."""
+    """The calls to wandb. `runs` has the keywords and the points of each start."""
 
     def __init__(self):
         super().__init__("wandb")

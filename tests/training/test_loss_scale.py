@@ -15,8 +15,8 @@ KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=
 
 @pytest.fixture(autouse=True)
 def as_devices_do(monkeypatch):
-    """With the kernels a CPU refuses float16; without them it computes a network in float32 and scales all
-    the same."""
+    """With the kernels a CPU refuses float16. Without them it computes a network in float32, and still
+    scales."""
     monkeypatch.setenv("PLSC_KERNELS", "0")
 
 
@@ -46,7 +46,7 @@ def test_the_scale_halves_at_once_and_doubles_after_2000_good_steps():
     ids=["as it is", "micro-batches", "clipped"],
 )
 def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
-    """The backbone computes in float32: all that amp does here, but for the head's products, is to scale."""
+    """The backbone computes in float32. Apart from the head's products, amp only scales here."""
     keys = [*KEYS, *more]
     train(tmp_path / "plain", *keys)
     trainer = train(tmp_path / "scaled", *keys, FLOAT16, "Head.compute_dtype=float32")

@@ -14,7 +14,7 @@ LENGTH = "Parts=[tests.training.test_losses:Length]"
 
 
 class Length(Part):
-    """The mean square of the embeddings' numbers times the sample's label; NaN in the step `bad`."""
+    """The mean square of the embeddings' numbers times the sample's label. It is NaN in the step `bad`."""
 
     name = "length"
 
@@ -31,8 +31,8 @@ class Length(Part):
 
 
 def run_on_ranks(folder, resume=None, net=None):
-    """Three steps that come out the same, but for rounding, on any number of ranks
-    (tests/distributed/test_train.py); with checkpoints of the second and the third."""
+    """Three steps whose results are the same except for rounding, on any number of ranks
+    (tests/distributed/test_train.py), with checkpoints of the second and the third."""
     keys = [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Global.max_steps=3"]
     keys += ["Checkpoint.every_steps=2", *LINEAR, LENGTH]
     train(folder, *keys, resume=resume, backbone=net or linear())

@@ -42,7 +42,7 @@ class Half(Linear):
 
 
 class Dropping(Linear):
-    """Without batch norm; its masks depend on the samples' addresses."""
+    """Without batch norm. Its masks depend on the samples' addresses."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Dropping(Linear):
 
 
 class Normed(Linear):
-    """With batch norm, and a dropout that draws from Paddle's generator; keeps what it computed."""
+    """With batch norm, and a dropout that draws from Paddle's generator. It keeps what it computed."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ def test_micro_batches_give_what_the_whole_batch_gives(batch_size):
 
 
 def test_the_second_pass_is_the_first_one_again():
-    """With a user's own dropout, too; batch norm counts each micro-batch once."""
+    """With a user's own dropout, too. Batch norm counts each micro-batch once."""
     paddle.seed(0)
     net, alone = Normed(), Normed()
     alone.set_state_dict(net.state_dict())
@@ -167,7 +167,7 @@ def test_recomputing_changes_no_bit(build, asked, amp, batch_size):
 
 
 def test_a_frozen_part_is_not_recomputed():
-    """It has no backward pass; what comes after it is."""
+    """It has no backward pass. What comes after it has one."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(120, 16), nn.Sequential(nn.Linear(16, 8), nn.Tanh()))
     for parameter in net[1].parameters():
         parameter.stop_gradient = True
@@ -189,7 +189,7 @@ def test_what_cannot_be_recomputed_is_refused():
 
 
 def test_gradients_are_scaled_on_their_way_back_only():
-    """A gradient of 1e-8 is 0 in float16, and is not with the scale; what comes out has the scale no more."""
+    """A gradient of 1e-8 is 0 in float16, but not with the scale. The result is no longer scaled."""
     emb_grad = paddle.full([12, 8], 1e-8)
     found = []
     for scaler in (None, LossScale()):
@@ -206,8 +206,7 @@ def test_gradients_are_scaled_on_their_way_back_only():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
-    """Paddle's own autocast does nothing on a CPU, so it is replaced; that it is asked at all is what is
-    tested."""
+    """Paddle's own autocast does nothing on a CPU, so it is replaced. The test shows that it is called."""
     asked = []
 
     @contextlib.contextmanager

@@ -77,7 +77,7 @@ def test_a_factor_is_a_number_from_0_up(value, monkeypatch):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_one_launch_updates_as_one_for_each_parameter_does(nesterov):
-    """Bit for bit; and a step in which a parameter has no gradient leaves that one alone."""
+    """Bit for bit. If a parameter has no gradient in a step, it does not change."""
     optimizers = []
     for merged in (True, False):
         paddle.seed(0)

@@ -100,7 +100,7 @@ CASES = {
 @pytest.mark.parametrize("clip", [None, 1.5])
 @pytest.mark.parametrize("case", CASES)
 def test_ten_steps_follow_the_formula(case, clip):
-    """Biases, gains and slopes are not decayed; one norm clips all."""
+    """Biases, gains and slopes are not decayed. One norm clips all."""
     keys, rule, decay = CASES[case]
     network = net()
     names, starts = zip(*((name, p.numpy()) for name, p in trained(network).items()))

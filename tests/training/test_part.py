@@ -1,4 +1,4 @@
-"""Parts of the user's own: named in the config, called in a training, saved and resumed; what is refused."""
+"""A user's own parts: named in the config, called in training, saved and resumed, and what is refused."""
 
 import weakref
 

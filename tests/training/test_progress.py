@@ -43,7 +43,7 @@ def test_images_per_second_and_eta_by_hand(capsys, clock):
         "step": 50, "epoch": 2, "loss": 6.5, "lr": 0.1, "images_per_second": 10 * 64 / 5.0, "data_wait": 0.0,
         "accuracy": 0.25,
     }  # fmt: skip
-    assert second["images_per_second"] == pytest.approx(10 * 64 / 5.0)  # the pause is left out
+    assert second["images_per_second"] == pytest.approx(10 * 64 / 5.0)  # the pause is not counted
     lines = said(capsys)
     assert lines[0].endswith(
         "INFO epoch 2/4 step 50/100 loss 6.500 acc 0.2500 lr 0.1 128.0 img/s eta 0:00:25"
@@ -81,7 +81,7 @@ def test_the_time_of_an_epoch_is_that_of_its_steps(capsys, clock):
 
 
 def test_waiting_for_data_is_a_share(capsys, clock):
-    """Of each second, a step of these rows waits so long; an evaluation is neither."""
+    """In each second, a step in these rows waits so long. An evaluation does not."""
     waited, rows = 0.0, []
     progress = Progress(total_steps=30, steps_per_epoch=50, every=10)
     for step in range(1, 31):

@@ -1,4 +1,4 @@
-"""What a checkpoint puts into a new network and a new head; whole runs that resume are in test_trainer.py."""
+"""What a checkpoint puts into a new network and a new head. test_trainer.py resumes whole runs."""
 
 import re
 import shutil

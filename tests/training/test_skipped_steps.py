@@ -1,4 +1,4 @@
-"""A step that is not finite is left out, bit for bit; too many in a row end the run; on one process."""
+"""A step that is not finite is skipped, bit for bit. Too many in a row end the run. On one process."""
 
 import re
 
@@ -50,7 +50,7 @@ RUNS = {
 
 
 def run(trainer, output):
-    """Train; the state before each step, and at the end."""
+    """Train. Return the state before each step, and at the end."""
     states = states_before_steps(trainer)
     run_to_the_end(trainer, output)
     return [*states, everything(trainer)]

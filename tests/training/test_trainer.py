@@ -103,7 +103,7 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "overrides, expected",  # steps and epochs of the verifications; an epoch has 10 steps
+    "overrides, expected",  # steps and epochs of the verifications. An epoch has 10 steps
     [
         (["Global.max_steps=12"], [(12, 2)]),
         (["Global.max_steps=12", "Global.eval_every=1"], [(10, 1), (12, 2)]),
@@ -359,7 +359,7 @@ def test_a_batch_norm_of_one_sample_is_refused(tmp_path):
 
 
 def test_the_head_is_given_the_number_of_each_step(tmp_path):
-    """A bank that rounds draws by it; the sampling does, too."""
+    """A bank that rounds uses it to draw. So does the sampling."""
     trainer = make_trainer(tmp_path, NO_PAIRS, "Global.max_steps=3")
     update = trainer.head.update
     numbers = []

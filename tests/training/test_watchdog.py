@@ -1,5 +1,4 @@
-"""A rank's own end: signals, locks and last words, in this process; deaths are shown in
-test_restart.py."""
+"""How a rank ends: signals, locks and last words, in this process. test_restart.py shows deaths."""
 
 import os
 import signal
@@ -15,7 +14,7 @@ from tests.helpers.launch import ROOT, run_python
 
 @pytest.fixture
 def launched(monkeypatch):
-    """As if a launcher had started this process as rank 1; it must not die with the test's parent."""
+    """As if a launcher had started this process as rank 1. It must not die with the test's parent."""
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
     monkeypatch.setattr(watchdog, "die_with_parent", lambda: None)
 

@@ -53,7 +53,7 @@ class Net(nn.Layer):
 
 
 def trained(net):
-    """With batch norm statistics that are not the initial ones, in train mode but for a frozen layer."""
+    """In train mode except for a frozen layer. The batch norm statistics differ from the initial ones."""
     paddle.seed(0)
     for _ in range(3):
         net(paddle.randn([8, *SHAPE]) * 2 + 0.5)
@@ -236,8 +236,8 @@ def test_the_code_of_the_readme_embeds_two_pictures(tmp_path, monkeypatch, chann
 
 @pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255)])
 def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, deviation):
-    """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not
-    touched."""
+    """Otherwise all embeddings would be alike, and every pair would be accepted. Raw pixels beside them do
+    not change."""
     export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     pixels = pixels_of(4)
     mixed = pixels.copy()

@@ -1,4 +1,4 @@
-"""Photos with faces for tests: LFW's pictures, put off-centre into scenes; and the published networks."""
+"""Photos with faces for tests: LFW's pictures, placed off-centre into scenes. Also the published networks."""
 
 from __future__ import annotations
 

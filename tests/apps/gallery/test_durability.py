@@ -16,7 +16,7 @@ from plsc.errors import UserError
 from tests.apps.gallery.people import Pixels, people, picture
 from tests.helpers.launch import ROOT
 
-# Adds and removes people, and prints the name of each when it is done; or builds one gallery after another.
+# Adds and removes people, and prints each name when it is done. Or builds one gallery after another.
 WORK = """
 import sys
 from pathlib import Path
@@ -68,7 +68,7 @@ def after_lines(lines, names):
 
 
 def names_in(path):
-    """The people of a good gallery; what is searched is found."""
+    """The people of a good gallery. Everybody who is searched for is found."""
     gallery = Gallery.open(path, Pixels())
     with gallery._store._sql() as sql:
         assert sql.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -81,7 +81,7 @@ def names_in(path):
 
 
 def check(path, names, doing):
-    """The gallery has whoever was acknowledged; of the last change all or nothing."""
+    """The gallery contains everybody who was acknowledged. The last change is complete or absent."""
     found = names_in(path)
     assert len(found ^ names) <= 1 * doing, sorted(found ^ names)[:5]
     return found
@@ -142,7 +142,7 @@ def test_every_copy_of_a_gallery_that_is_written_is_a_state_that_was_acknowledge
     expected = after_lines(lines[1], after_lines(lines[0], {*first}))
     assert len({*reader} ^ expected) <= 2  # what each was doing when it was killed
     assert names_in(path) == {*reader}
-    # What each writer has had in the gallery after each of its changes; the last one may not be acknowledged.
+    # What the gallery held for each writer after each change. The last change may not be acknowledged.
     states = []
     for seed, acknowledged in zip("ab", lines):
         turn = sum(line.startswith("+") for line in acknowledged)

@@ -1,4 +1,4 @@
-"""Galleries of photos, by the published networks, by a run and by its export; and the command."""
+"""Galleries of photos with the published networks, with a run and with its export. Also the command."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def networks(monkeypatch):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Twelve people with three photos each, and a further one of each; and four strangers."""
+    """Twelve people with three photos and one further photo each, and four strangers."""
     folder = tmp_path_factory.mktemp("photos")
     *known, s1, s2, s3, s4 = portraits(4, 16).items()
     for number, (name, faces) in enumerate(known):

@@ -1,4 +1,4 @@
-"""Galleries in SQLite: what is stored, found, changed and refused; without a network of faces."""
+"""Galleries in SQLite, without a face network: what is stored, found, changed and refused."""
 
 import os
 import re

@@ -26,7 +26,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def embeddings():
-    """Name -> float32 [n, 128], of six pictures at most; the aligned pictures are taken as they are."""
+    """Name -> float32 [n, 128], for six pictures at most. Aligned pictures are used as they are."""
     samples = defaultdict(list)
     with tarfile.open(_LFW) as tar:
         for member in tar:

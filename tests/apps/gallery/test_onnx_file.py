@@ -21,7 +21,7 @@ FLOAT = TensorProto.FLOAT
 def network(
     path, before=(), shape=("n", 3, SIDE, SIDE), dtype=FLOAT, weight=WEIGHT, after=(), outputs=("out",)
 ):
-    """Write a network: nodes that read "in" and write "x"; pixels times a weight; nodes that read "out"."""
+    """Write a network: nodes from "in" to "x", pixels times a weight, and nodes from "out" on."""
     constants = {"weight": weight, "mean": np.float32([127.5]), "scale": np.float32([1 / 127.5])}
     constants["shape"] = np.int64([0, weight.shape[0]])
     start = list(before) or [helper.make_node("Cast", ["in"], ["x"], to=FLOAT)]

@@ -17,7 +17,7 @@ def drawn(rng, people, pictures, spread=0.7):
 
 
 def measured(people, prior=None, rate=0.01, measures=None):
-    """Measure the threshold of people, a list of arrays [n, WIDTH]; their names are p0, p1, ..."""
+    """Measure the threshold for people named p0, p1, ..., given as a list of arrays [n, WIDTH]."""
     owners = [f"p{number}" for number, vectors in enumerate(people) for _ in vectors]
     pictures = [f"{number}.jpg" for vectors in people for number, _ in enumerate(vectors)]
     measures = [True] * len(owners) if measures is None else measures
@@ -33,7 +33,7 @@ def named(people, strangers, cosine):
 @pytest.mark.parametrize("rate", [0.01, 0.05])
 @pytest.mark.parametrize("people", [30, 300])
 def test_strangers_are_named_as_often_as_was_asked(people, rate):
-    """The mean over ten galleries; the tail of each is fitted, so a part of them may miss the rate."""
+    """The mean over ten galleries. Each tail is fitted, so some galleries may miss the rate."""
     shares = []
     for seed in range(10):
         rng = np.random.default_rng([people, seed])

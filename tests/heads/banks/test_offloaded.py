@@ -1,5 +1,5 @@
-"""Rows that rest elsewhere: the same numbers as in memory, bit for bit; read ahead or not; there and back
-through a checkpoint."""
+"""Rows that are stored elsewhere: the same numbers as in memory, bit for bit, read ahead or not, and there
+and back through a checkpoint."""
 
 import numpy as np
 import paddle
@@ -147,7 +147,7 @@ def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
     bank.load = lambda rows, *args: (read.append(len(rows)), load(rows, *args))
     emb = paddle.to_tensor(np.ones((2, D)), dtype="float32", stop_gradient=False)
     head(emb, paddle.to_tensor([1, 1]), 8)
-    assert read[0] <= 1  # the positive at most; the rest has been there
+    assert read[0] <= 1  # the positive at most. The rest has been there
     bank._wait()
     assert len(read) == 2 and read[1] > 5  # of step 9
 

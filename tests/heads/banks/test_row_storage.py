@@ -1,4 +1,4 @@
-"""The rows in a file are those that were written; a failing disk is reported in one line."""
+"""The rows in a file are those that were written. A failing disk is reported in one line."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What comes out is what went in, and nothing stays behind; what is written to rows in place is there."""
+"""What comes out is what went in, and nothing stays behind. What is written to rows in place is there."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_nothing_is_kept():
     before = pages()
     for _ in range(20_000):
         tensor_of(array)
-    assert pages() - before < 128  # half a megabyte; paddle.to_tensor keeps 2.2 on Paddle 3.3.1
+    assert pages() - before < 128  # half a megabyte. paddle.to_tensor keeps 2.2 on Paddle 3.3.1
 
 
 ROWS = [

@@ -29,8 +29,8 @@ def test_unit_rows(path, two_threads, width):
     matrix[4] = 0
     unit, inverse = unit_rows(matrix)
     lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
-    # The sum of squares is off by growth(width) EPS, its root by half of that; and the root, the quotient and
-    # the product are rounded.
+    # The sum of squares is off by growth(width) EPS, its root by half of that. The root, the quotient and the
+    # product are rounded, too.
     share = (growth(width) / 2 + 2) * EPS
     assert inverse[4] == 0
     assert_within(np.delete(inverse * lengths, 4), np.ones(22), share)

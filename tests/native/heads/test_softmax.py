@@ -22,10 +22,9 @@ def drawn(seed=0):
 
 
 def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
-    """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own.
+    """Loss summed over the samples, and its gradients. The targets' logits are given their own gradient.
 
-    kept, ones: [N, K], times the exponentials, and times the gradients of the logits: both may be rounded
-    there.
+    kept, ones: [N, K], factors on the exponentials and on the logits' gradients. Both may be rounded there.
     """
     x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
     length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))
