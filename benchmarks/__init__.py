@@ -13,9 +13,9 @@ def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
     prints.
 
     Args:
-        arguments: of the command.
-        ranks: number of processes.
-        logs: folder for the output of the ranks.
+        arguments: the command's arguments.
+        ranks: how many processes.
+        logs: folder for the ranks' output.
     """
     texts: list[str] = []
     launcher.launch(arguments, ranks, logs, texts.append, MAIN)

@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python -m benchmarks PART`, from the root of a clone.
+"""Measure the parts' speed and memory: `python -m benchmarks PART`, in a clone's root folder.
 
 benchmarks/measure.py describes the method.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # started as a file, like the ranks of a measurement
+if not __package__:  # started as a file, like a measurement's ranks
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from plsc.cli.mistakes import without_traceback

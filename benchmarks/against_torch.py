@@ -1,9 +1,9 @@
 """Compare a backbone with the same network in PyTorch.
 
-The comparison covers the outputs, gradients, time and memory of a forward and a backward pass. Each framework
-runs in its own process, since the threads of their two OpenMP runtimes would disturb each other. The
-processes take turns, so one waits while the other computes. PyTorch's network gets the weights of Paddle's
-network. Embeddings and gradients are compared before anything is timed.
+The comparison covers outputs, gradients, time and memory for a forward and a backward pass. Each framework
+runs in its own process, since threads from two OpenMP runtimes would disturb each other. The processes take
+turns, so one waits while the other computes. PyTorch's network gets Paddle's weights. Embeddings and
+gradients are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
-SECONDS = 1.0  # approximate length of a turn
-PAUSE = 0.4  # seconds before a turn, since the threads of the other process spin for 0.2 s
+SECONDS = 1.0  # approximate seconds per turn
+PAUSE = 0.4  # seconds before a turn, since the other process's threads spin for 0.2 s
 FRAMEWORKS = ("paddle", "torch")
-# Modes that take turns, by the dtype of plsc's network. A mode is a framework and its dtype. "last" means
-# that channels are the last axis of feature maps.
+# Modes that take turns, by plsc's dtype. A mode is a framework and its dtype. "last" means that channels are
+# the feature maps' last axis.
 MODES = {
     "float32": ["paddle float32", "torch float32"],
     "bfloat16": [
@@ -47,14 +47,14 @@ MODES = {
 
 
 class Network(NamedTuple):
-    """Default sizes for the comparison of a network."""
+    """A network's default sizes in the comparison."""
 
     image_shape: tuple[int, int, int]
     batch: int
     embedding_size: int = 512
 
 
-# SmallResNet has the sizes of `plsc train -c configs/`. The others have those of face recognition.
+# SmallResNet has the sizes from `plsc train -c configs/`, the others those from face recognition.
 NETWORKS = {
     "SmallResNet": Network((1, 32, 32), 128, 128),
     "IResNet18": Network((3, 112, 112), 16),
@@ -72,15 +72,15 @@ def compare(
     runs: int,
     dtype: str = "float32",
 ) -> dict:
-    """Measure networks in both frameworks with each number of threads.
+    """Measure networks in both frameworks with each thread count.
 
     Args:
-        names: names of the networks. An empty list stands for all of NETWORKS.
-        size: height and width of the images in pixels, or None for the sizes in NETWORKS.
+        names: the networks' names. An empty list stands for all NETWORKS.
+        size: the images' height and width in pixels, or None for the sizes in NETWORKS.
         batch: images in a pass, or None for the batches in NETWORKS.
-        threads: numbers of threads.
-        runs: turns of each framework.
-        dtype: dtype of plsc's networks. bfloat16 is compared with PyTorch's fastest mode, whatever its dtype
+        threads: thread counts.
+        runs: turns per framework.
+        dtype: plsc's dtype. bfloat16 is compared with PyTorch's fastest mode, whatever its dtype
             and layout.
     """
     unknown = [name for name in names if name not in NETWORKS]
@@ -181,7 +181,7 @@ def show(result: dict) -> str:
 
 
 class _Worker(NamedTuple):
-    """A process with one of the frameworks. It answers each word with a line of JSON."""
+    """A process with one framework. It answers each word with a line of JSON."""
 
     process: subprocess.Popen
     errors: Path
@@ -222,7 +222,7 @@ def _worker(mode: str, name: str, network: Network, threads: int, file: Path) ->
 
 
 def main() -> None:
-    """Answer the words that `_Worker.ask` writes. This runs in a process of its own."""
+    """Answer the words that `_Worker.ask` writes. This runs in its own process."""
     mode, name, network, threads, file = sys.argv[1:]
     network = Network(*json.loads(network))
     framework, *how = mode.split()
@@ -257,7 +257,7 @@ def _measure(side) -> dict:
 
 
 def _noise(network: Network) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the images and the gradient of the embeddings. They are the same in both processes."""
+    """Draw the images and the embeddings' gradient. They are the same in both processes."""
     rng = np.random.default_rng(0)
     images = rng.standard_normal((network.batch, *network.image_shape), np.float32)
     return images, rng.standard_normal((network.batch, network.embedding_size), np.float32)
@@ -296,7 +296,7 @@ class _Paddle:
         self.net.clear_gradients(set_to_zero=False)
 
     def save(self, file: Path) -> dict:
-        """Save the weights, and the embeddings and gradients of a pass."""
+        """Save the weights, and a pass's embeddings and gradients."""
         arrays = {f"weight {name}": each.numpy() for name, each in self._parameters().items()}
         arrays["embeddings"] = self.run().numpy()
         arrays |= {f"gradient {name}": each for name, each in self._gradients().items()}
@@ -304,7 +304,7 @@ class _Paddle:
         return {}
 
     def compare(self, file: Path) -> dict:
-        """Return the differences of embeddings and gradients from those in the file.
+        """Return how embeddings and gradients differ from those in the file.
 
         The weights equal those in the file already, since they were drawn with the same seed.
         """
@@ -316,7 +316,7 @@ class _Paddle:
         }
 
     def _parameters(self) -> dict:
-        # Paddle counts the statistics of a batch norm among the parameters.
+        # Paddle counts a batch norm's statistics among the parameters.
         parameters = self.net.named_parameters()
         return {name: each for name, each in parameters if not name.endswith(("._mean", "._variance"))}
 
@@ -355,7 +355,7 @@ class _Torch:
         self.net.zero_grad(set_to_none=True)
 
     def compare(self, file: Path) -> dict:
-        """Load the weights from the file, and return the differences of embeddings and gradients from it."""
+        """Load the weights from the file, and return how embeddings and gradients differ from it."""
         arrays = _read(file)
         self.twins.copy_weights(self.net, arrays["weight"])
         embeddings = {"": self.run().detach().to(self.images.dtype).numpy()}
@@ -376,9 +376,9 @@ def _read(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def off(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
-    """Return the distance between two sets of tensors, relative to the length of `theirs`.
+    """Return the distance between two sets of tensors, relative to `theirs`'s length.
 
-    Each set is treated as one vector. In float32 the gradients of a network with PReLU or ReLU differ by up
+    Each set is treated as one vector. In float32, gradients in a network with PReLU or ReLU differ by up
     to a thousandth, since a number near 0 may get different slopes in the two frameworks.
     """
     assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())

@@ -1,7 +1,7 @@
-"""Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/labbook.md.
+"""Measure the backbones: parameters, multiply-accumulates and images/s in training, as in docs/labbook.md.
 
-A run is a forward and a backward pass of one batch, without data, head and optimizer. The networks take
-turns, and the median of the runs counts. Try it:
+A run is a forward and a backward pass with one batch, without data, head and optimizer. The networks take
+turns, and the runs' median counts. Try it:
 
     python -m benchmarks backbone MobileFaceNet IResNet18 --batch 8 --threads 2
 """
@@ -23,13 +23,13 @@ HEADERS = ("name", "parameters", "MACs", "images/s")
 
 
 def image_shape_of(name: str, size: int) -> tuple[int, int, int]:
-    """Return the shape of square images of `size`, with the backbone's default channels."""
+    """Return the shape of square images with side `size`, with the backbone's default channels."""
     channels = inspect.signature(BACKBONES.get(name)).parameters["image_shape"].default[0]
     return (channels, size, size)
 
 
 def row(name: str, size: int, images_per_second: float | None) -> str:
-    """Format a row of the table. images_per_second: None if it was not measured."""
+    """Format a table row. images_per_second: None if it was not measured."""
     from benchmarks.count import count
 
     shape = image_shape_of(name, size)
@@ -39,7 +39,7 @@ def row(name: str, size: int, images_per_second: float | None) -> str:
 
 
 def one_pass(name: str, size: int, batch: int):
-    """Return a function that runs forward and backward on one batch of noise."""
+    """Return a function that runs forward and backward on one noise batch."""
     import paddle
 
     shape = image_shape_of(name, size)

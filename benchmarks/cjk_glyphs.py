@@ -1,6 +1,6 @@
-"""Draw the characters of free CJK fonts as a data set.
+"""Draw characters from free CJK fonts as a data set.
 
-It has up to 80,000 classes and needs no download of pictures or faces. It is also an example of a data set
+It has up to 80,000 classes and downloads no pictures or faces. It is also an example of a data set
 that a user writes (docs/extend.md).
 
     apt install fonts-noto-cjk fonts-noto-cjk-extra fonts-hanazono fonts-babelstone-han fonts-ipamj-mincho
@@ -20,7 +20,7 @@ from plsc.data.fonts import codepoint_names, draw_glyph
 from plsc.data.transforms import distort, generator
 from plsc.errors import UserError
 
-FEWEST = 1_000  # a font with fewer of these characters is not used
+FEWEST = 1_000  # a font with fewer such characters is not used
 # Ideographs, their extensions, and Hangul syllables. Compatibility ideographs are excluded, since they look
 # like others.
 BLOCKS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2F7FF), (0x30000, 0x323AF), (0xAC00, 0xD7A3))
@@ -32,11 +32,11 @@ class CjkGlyphs(Dataset):
     Args:
         fonts: folder that is searched, with its subfolders, for fonts with at least 1,000 CJK characters.
             Each such font is a face.
-        classes: number of characters. The first ones that at least two faces draw differently are used.
-        faces: largest number of faces per character.
-        size: side of the grey pictures in pixels.
-        augment: strength of the distortions. 0 turns them off.
-        seed: of the distortions.
+        classes: how many characters. The first ones that at least two faces draw differently are used.
+        faces: most faces per character.
+        size: the grey pictures' side in pixels.
+        augment: distortion strength. 0 turns them off.
+        seed: for the distortions.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CjkGlyphs(Dataset):
 
 
 def _characters(folder: str) -> dict[int, list[tuple[FT2Font, int]]]:
-    """Return, for each CJK code point, the fonts that contain it and the number of its glyph in each."""
+    """Return, for each CJK code point, the fonts that contain it and its glyph number in each."""
     found: dict[int, list[tuple[FT2Font, int]]] = {}
     for path in sorted(path for path in Path(folder).rglob("*") if path.suffix in (".ttf", ".otf", ".ttc")):
         font = FT2Font(str(path))

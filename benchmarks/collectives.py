@@ -1,8 +1,8 @@
-"""Measure the collectives of plsc.distributed that training calls, by size and number of ranks.
+"""Measure the collectives of plsc.distributed that training calls, by size and world size.
 
     python -m benchmarks collectives --ranks 2 4 --kb 1 1024 65536
 
-Each number of ranks is measured in new processes. A size is that of one rank's part: its rows in a gather, or
+Each world size is measured in new processes. A size belongs to one rank's part: its rows in a gather, or
 its array in a sum.
 """
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collectives(args: argparse.Namespace) -> dict:
-    """Measure the seconds of each collective on ranks of this machine."""
+    """Measure each collective's seconds on ranks on this machine."""
     if args.row:
         return {"rows": measure_rows(args.kb, args.runs, args.device)}
     rows = []
@@ -52,7 +52,7 @@ def collectives(args: argparse.Namespace) -> dict:
 
 
 def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
-    """Measure the rows for the current number of ranks. Every rank calls this."""
+    """Measure the rows for the current world size. Every rank calls this."""
     from plsc.distributed import environment
 
     threads = environment.prepare()
@@ -69,7 +69,7 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
 
 
 def _collective(name: str, size: int) -> Callable[[], object]:
-    """Return a function that calls a collective. `size`: of one rank's part, in bytes."""
+    """Return a function that calls a collective. `size`: bytes in one rank's part."""
     import paddle
 
     from plsc import distributed

@@ -1,7 +1,7 @@
-"""Count a network's parameters, and the multiply-accumulates (MACs) of a forward pass of one image.
+"""Count a network's parameters, and the multiply-accumulates (MACs) in a forward pass with one image.
 
 Forward hooks count convolutions, linear layers and attention. Norms, activations and additions are not
-counted, as in the tables of the papers. Try it:
+counted, as in the papers' tables. Try it:
 
     count(BACKBONES.get("IResNet50")(512), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
 """
@@ -18,10 +18,10 @@ from plsc.backbones import face_vit
 
 
 class Count(NamedTuple):
-    """The size of a network."""
+    """A network's size."""
 
     parameters: int
-    """Numbers in the weights, except the running statistics of BatchNorm."""
+    """Numbers in the weights, except BatchNorm's running statistics."""
     macs: int
     """Multiply-accumulates for one image."""
 

@@ -1,10 +1,9 @@
-"""Measure images per second of a short training, also against another version of plsc.
+"""Measure a short training's images per second, also against another version of plsc.
 
     python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 
-Each run is a separate training without evaluation, started as a user starts it. The versions take turns. The
-first log line of a run does not count, since it includes the start of the workers and the allocation of
-memory.
+Each run is a separate training without evaluation, started as a user starts it. The versions take turns. A
+run's first log line does not count, since it includes starting the workers and allocating memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Measure the evaluation at the size of IJB-C, and the search for many probes in a large gallery.
+"""Measure the evaluation at IJB-C's size, and the search for many probes in a large gallery.
 
     python -m benchmarks eval                # random pairs of templates, and the search
     python -m benchmarks eval --old CLONE    # also measures another built clone, in turn
 
-Each run is a process of its own, so that its memory counts from the start. "templates" is the time to compute
-the features of all templates. "pairs" is the time to compare them with all metrics. If scikit-learn is
-installed, the method of InsightFace's IJB script is measured, too: a loop over templates, batches of
-products, and sklearn.metrics.roc_curve. The search is compared with the bare matrix products of its blocks.
+Each run is a separate process, so that its memory counts from the start. "templates" is the time to compute
+all templates' features. "pairs" is the time to compare them with all metrics. If scikit-learn is installed,
+the method of InsightFace's IJB script is measured, too: a loop over templates, batches of products, and
+sklearn.metrics.roc_curve. The search is compared with the bare matrix products of its blocks.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def evaluation(args: argparse.Namespace) -> dict:
 
 
 def _write(args: argparse.Namespace, folder: str) -> None:
-    """Write random embeddings of people's images. Their noise makes some of the pairs difficult."""
+    """Write random embeddings of people's images. Their noise makes some pairs difficult."""
     draw = np.random.default_rng(0)
-    people = max(2, args.templates * 3531 // 23124)  # the ratio of IJB-C
+    people = max(2, args.templates * 3531 // 23124)  # IJB-C's ratio
     who = draw.integers(0, people, args.templates)
     rest = draw.integers(0, args.templates, args.images - args.templates)
     template = np.sort(np.concatenate([np.arange(args.templates), rest]))

@@ -3,7 +3,7 @@
     python -m benchmarks faces photos/                # a folder with a folder of photos for each person
     python -m benchmarks faces photos/ --old CLONE    # also measures another built clone, in turn
 
-Each build is a process of its own, so that its start counts. For comparison, a loop of OpenCV's own calls
+Each build is a separate process, so that its start counts. For comparison, a loop of OpenCV's own calls
 (detect, alignCrop, feature) processes the same photos with all of OpenCV's threads. A search for one photo is
 timed within a process. The search in the large gallery is compared with the bare matrix product of its
 blocks.

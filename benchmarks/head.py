@@ -30,7 +30,7 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.text import table
 
-MOST_DENSE = 6 << 30  # largest memory of the dense head, in bytes
+MOST_DENSE = 6 << 30  # most memory for the dense head, in bytes
 _ONE_ROW = 2**31  # largest memory of the bare products' logits at a time, in bytes
 
 
@@ -54,7 +54,7 @@ def config(args: argparse.Namespace, rate: float) -> Config:
 
 
 def head(args: argparse.Namespace) -> dict:
-    """Measure one step of the head: forward, backward and update."""
+    """Measure one step in the head: forward, backward and update."""
     for rate in args.rate:
         config(args, rate)  # reports a mistake in the config once
     if args.device_way:
@@ -84,7 +84,7 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
 def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     """Measure a row in this process, or on all ranks.
 
-    Returns: median times in seconds, and the peak memory of this rank in bytes.
+    Returns: median times in seconds, and this rank's peak memory in bytes.
     """
     threads = environment.prepare(args.threads)
     from plsc import distributed
@@ -127,8 +127,8 @@ class Trial:
 
     Args:
         cfg: the config.
-        classes: number of classes of all ranks.
-        samples: number of samples of this rank.
+        classes: classes on all ranks.
+        samples: samples on this rank.
     """
 
     def __init__(self, cfg: Config, classes: int, samples: int):
@@ -159,8 +159,8 @@ class Trial:
 def bare_products(batch: int, dim: int, selected: int):
     """Return a function that computes the three products and returns a factor for its time.
 
-    If the logits take more than 2 GB, the function computes only a part of them. The factor is the number of
-    such parts.
+    If the logits take more than 2 GB, the function computes only a part. The factor says how many such parts
+    there are.
     """
     import paddle
 
@@ -213,7 +213,7 @@ class Dense:
 
 
 def show(result: dict) -> str:
-    """Format a table. Times are in milliseconds, and memory is that of rank 0 in MB."""
+    """Format a table. Times are in milliseconds, and memory is rank 0's in MB."""
     columns = ("classes", "rate", "ranks", "threads", "batch", "dim")
     rows = [
         [row[name] for name in columns]

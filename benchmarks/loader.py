@@ -1,4 +1,4 @@
-"""Measure images per second of the loader by number of processes. The page cache is warm.
+"""Measure the loader's images per second by process count. The page cache is warm.
 
 python -m benchmarks loader train.rec
 """
@@ -22,7 +22,8 @@ from plsc.utils.text import table
 
 
 def write_jpgs(folder: str, count: int, size: int) -> str:
-    """Write `count` smooth random pictures of about 3 kB, like face crops. Return the path of their list."""
+    """Write `count` smooth random pictures with about 3 kB each, like face crops. Return their list's
+    path."""
     lines = []
     for number in range(count):
         coarse = generator(number).integers(0, 256, (9, 9, 3), np.uint8)
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def loader(args: argparse.Namespace) -> dict:
-    """Measure the loader by number of processes, and check that they change no bit."""
+    """Measure the loader by process count, and check that they change no bit."""
     with tempfile.TemporaryDirectory() as folder:
         path = args.path or write_jpgs(folder, args.images, args.size)
         kind = {"path": path} if path.endswith(".rec") else {"list": path}
@@ -70,7 +71,7 @@ def loader(args: argparse.Namespace) -> dict:
 
 
 def checksum(loader: Loader) -> int:
-    """Return the checksum of all images, labels and indices of an epoch in their order."""
+    """Return the checksum over an epoch's images, labels and indices in their order."""
     total = 0
     for batch in loader.from_step(0):
         for array in (batch.images, batch.labels, batch.indices):

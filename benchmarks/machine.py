@@ -9,7 +9,7 @@ from benchmarks.measure import commit, processor
 
 
 def describe_machine() -> dict:
-    """Return the machine's processor, its number of processors, Paddle's version and plsc's commit.
+    """Return the machine's processor, how many processors it has, Paddle's version and plsc's commit.
 
     The commit is None outside a checkout.
     """
@@ -23,6 +23,6 @@ def describe_machine() -> dict:
 
 
 def format_machine(about: dict) -> str:
-    """Format the result of `describe_machine` as one line."""
+    """Format `describe_machine`'s result as one line."""
     where = f"{about['processors']} processors {about['machine']}"
     return f"{where}, Paddle {about['paddle']}, commit {about['commit']}"

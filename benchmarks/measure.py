@@ -1,8 +1,8 @@
-"""Measure time and memory of this process.
+"""Measure this process's time and memory.
 
-Timings on a shared machine drift. Variants therefore take turns in one run, and the ratios of their medians
-are compared. Memory is the peak resident set of the process minus its value after Paddle's first computation,
-from /proc (Linux). If Paddle computes on a device, Paddle reports that device's memory. A device computes
+Timings on a shared machine drift. Variants therefore take turns in one run, and their medians' ratios are
+compared. Memory is the process's peak resident set minus its value after Paddle's first computation, from
+/proc (Linux). If Paddle computes on a device, Paddle reports that device's memory. A device computes
 asynchronously, so `finish` is called before each reading of the clock.
 """
 
@@ -23,19 +23,19 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def reset_resident_peak() -> None:
-    """Reset the peak of this process's resident memory to the current value."""
+    """Reset this process's peak resident memory to the current value."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _device() -> Any:
-    """Return Paddle's module that reports the memory of the device in use, or None on a CPU."""
+    """Return Paddle's module that reports the current device's memory, or None on a CPU."""
     import paddle  # here, since its environment must be prepared first
 
     from plsc.distributed import device
 
     if not device.on_device():
         return None
-    # Paddle 2.6 reports the memory of GPUs only.
+    # Paddle 2.6 reports only GPUs' memory.
     return paddle.device if hasattr(paddle.device, "memory_allocated") else paddle.device.cuda
 
 
@@ -46,8 +46,7 @@ def finish() -> None:
 
 
 def used_bytes() -> int:
-    """Return the memory in use now, in bytes: that of the device's tensors, or on a CPU that of this
-    process."""
+    """Return the memory in use now, in bytes: the device tensors', or on a CPU this process's."""
     device = _device()
     return device.memory_allocated() if device else resident_bytes()
 
@@ -61,7 +60,7 @@ def peak_bytes() -> int:
 def reset_peak() -> None:
     """Reset the peak to the current value.
 
-    Paddle 2.6 cannot do this on a device. The peak then remains that of the whole process.
+    Paddle 2.6 cannot do this on a device. The peak then remains the whole process's.
     """
     device = _device()
     if device is None:
@@ -74,7 +73,7 @@ def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None
     """Run each function in turn, `runs` times, and return the median seconds of each.
 
     Args:
-        runs: number of runs of each function.
+        runs: runs per function.
         work: functions by name. If a function returns a float, its time is multiplied by it.
         finish: waits until the device has finished its work.
     """
@@ -91,7 +90,7 @@ def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None
 
 
 def processor() -> str:
-    """Return the system's name of the processor, or "unknown"."""
+    """Return the system's name for the processor, or "unknown"."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")
 

@@ -1,8 +1,8 @@
-"""Measure how fast a checkpoint is saved, compared with a plain write of the same bytes to the same disk.
+"""Measure how fast a checkpoint is saved, compared with plainly writing the same bytes to the same disk.
 
     python -m benchmarks save --classes 1000000 --dim 512 --folder output
 
-The centres and the momentum of one rank are saved as training saves them. This includes the check for NaN,
+One rank's centres and momentum are saved as training saves them. This includes the check for NaN,
 safetensors files, checksums, fsync, the manifest and the rename. The plain write puts the same bytes into one
 file and syncs it. With `--bank disk`, both read the bank from the disk. Nothing else runs, so the time of a
 save is the pause that it causes in training.
@@ -46,7 +46,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 
 
 def save(args: argparse.Namespace) -> dict:
-    """Measure a save of centres and momentum, and a plain write and fsync of the same bytes, in turn."""
+    """In turn, measure saving centres and momentum, and plainly writing and syncing the same bytes."""
     if args.bank == "device" and args.bank_dtype != "float32":
         raise UserError("--bank-dtype: only with --bank host or disk")
     state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()
@@ -80,9 +80,9 @@ def save(args: argparse.Namespace) -> dict:
 
 
 def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
-    """Make a bank of `kind`, and fill all of its rows and their momentum.
+    """Make a bank of `kind`, and fill all its rows and their momentum.
 
-    Without that, pages of zeros would cost nothing to write. A bank on the disk has its file in `folder`.
+    Without that, zero pages would cost nothing to write. A bank on the disk has its file in `folder`.
     """
     settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
     bank = build_bank(kind, dtype, folder, ClassShard(classes, 0, classes), dim, **settings)

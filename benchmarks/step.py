@@ -1,4 +1,4 @@
-"""Measure memory and time of training steps, also with accumulated batches and with recomputed layers.
+"""Measure training steps' memory and time, also with accumulated batches and with recomputed layers.
 
     python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
@@ -44,11 +44,11 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
         "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
     )
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, key
-    part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # file that the process of a case writes
+    part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # file that a case's process writes
 
 
 def step(args: argparse.Namespace) -> dict:
-    """Measure memory and time of a training step, with accumulation and recomputation."""
+    """Measure a training step's memory and time, with accumulation and recomputation."""
     if args.case:
         return _measure(args, *args.case)
     whole = args.batch * args.accumulate

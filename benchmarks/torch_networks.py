@@ -212,7 +212,7 @@ class _Patches(nn.Module):
 
 
 class FaceViT(nn.Module):
-    """plsc/backbones/face_vit.py with patches of 9 x 9, 12 blocks and no hidden patches."""
+    """plsc/backbones/face_vit.py with 9 x 9 patches, 12 blocks and no hidden patches."""
 
     def __init__(self, width: int, embedding_size: int, image_shape: tuple[int, int, int]):
         super().__init__()
@@ -235,7 +235,7 @@ class FaceViT(nn.Module):
 
 
 def build(name: str, embedding_size: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    """Build the PyTorch version of a backbone, in training mode."""
+    """Build a backbone's PyTorch version, in training mode."""
     if name in DEPTHS:
         return IResNet(DEPTHS[name], embedding_size, image_shape)
     if name in WIDTHS:
@@ -246,7 +246,7 @@ def build(name: str, embedding_size: int, image_shape: tuple[int, int, int]) -> 
 def in_paddles_form(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return views of tensors, one for each parameter, by Paddle's names and in Paddle's layout.
 
-    Paddle stores the matrix of a linear layer transposed.
+    Paddle stores a linear layer's matrix transposed.
     """
     linear = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
     prelu = {f"{name}.weight" for name, layer in net.named_modules() if isinstance(layer, nn.PReLU)}
@@ -259,7 +259,7 @@ def in_paddles_form(net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 def copy_weights(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Copy the weights of the Paddle network. Both networks must have the same parameters."""
+    """Copy the Paddle network's weights. Both networks must have the same parameters."""
     parameters = in_paddles_form(net, dict(net.named_parameters()))
     assert parameters.keys() == weights.keys(), sorted(parameters.keys() ^ weights.keys())
     with torch.no_grad():

@@ -2,7 +2,7 @@
 lines.
 
 Each "device" is a copy of the parameters. A batch is cut into k parts, each copy computes the gradients of
-its part, the gradients are summed over the copies (`allreduce`), and every copy takes the same step: the
+its part, the gradients are summed over the copies (`allreduce`), and every copy takes the same step. The
 copies stay equal, and the step is that of one device with the whole batch. On one process all devices are the
 CPU; plsc does the same with one process per device, where fleet's data parallel is the `allreduce` and
 DataLoader's loader the `split_and_load` (configs/fashion_mnist_lenet.yaml). Run it:
@@ -72,7 +72,7 @@ def sgd(params: Params, lr: float, batch_size: int) -> None:
 
 
 def get_params(params: Params, ctx: paddle.CPUPlace) -> Params:
-    """A copy of the parameters on the device `ctx`, each with a gradient of zeros to begin with."""
+    """A copy of the parameters on the device `ctx`, each with a zero gradient to begin with."""
     copies = []
     for param in params:
         copy = paddle.to_tensor(param.numpy(), place=ctx, stop_gradient=False)
@@ -104,7 +104,7 @@ def split_and_load(data: paddle.Tensor, ctx: Context) -> list[paddle.Tensor]:
 def train_batch(
     X: paddle.Tensor, y: paddle.Tensor, device_params: Sequence[Params], ctx: Context, lr: float
 ) -> None:
-    """One step on a batch: X [N, 1, 28, 28], y int64 [N]; device_params: a copy of the parameters per
+    """One step on a batch: X [N, 1, 28, 28], y int64 [N]. device_params: a copy of the parameters per
     device."""
     for params in device_params:
         for param in params:
@@ -123,10 +123,10 @@ def train_batch(
 
 
 def load_data(folder: str | Path, part: str, batch_size: int, seed: int | None = None) -> Iterator:
-    """Batches of one epoch: images [B, 1, 28, 28] float32 in [0, 1], labels int64 [B]; the last one may be
+    """One epoch's batches: images [B, 1, 28, 28] float32 in [0, 1], labels int64 [B]. The last one may be
     smaller.
 
-    part: "train" or "test". seed: of the order; None keeps the files' order.
+    part: "train" or "test". seed: for the order. None keeps the files' order.
     """
     folder = Path(folder).expanduser()
     images, labels = (read_idx(folder / name, axes) for name, axes in zip(FILES[part], (3, 1)))
@@ -138,7 +138,7 @@ def load_data(folder: str | Path, part: str, batch_size: int, seed: int | None =
 
 
 def accuracy(batches: Iterator, params: Params) -> float:
-    """The share of samples whose highest score is that of their class."""
+    """The share of samples whose own class has the highest score."""
     right = count = 0
     with paddle.no_grad():
         for X, y in batches:
@@ -157,7 +157,8 @@ def synchronise(device_params: Sequence[Params]) -> None:
 def train(
     num_gpus: int, batch_size: int, lr: float, folder: str | Path = PADDLES, scale: float = 0.01
 ) -> list[Params]:
-    """Train for 5 epochs, print time and validation accuracy of each. Returns each device's parameters."""
+    """Train for 5 epochs, and print each one's time and validation accuracy. Returns each device's
+    parameters."""
     ctx = [paddle.CPUPlace() for _ in range(num_gpus)]
     print("running on:", ctx)
     params = init_params(scale)

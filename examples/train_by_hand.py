@@ -1,4 +1,4 @@
-"""Train a network and plsc's head with a loop of your own, without plsc's trainer.
+"""Train a network and plsc's head with your own loop, without plsc's trainer.
 
     python examples/train_by_hand.py
     python -m paddle.distributed.launch --nproc_per_node 2 examples/train_by_hand.py --sample_rate 0.2
@@ -25,7 +25,7 @@ from plsc.training.load_weights import load_rows
 from plsc.utils.preprocessing import Preprocessing
 
 CLASSES, IMAGES_PER_CLASS, SHAPE, EMBEDDING = 2000, 8, (1, 16, 16), 64
-BATCH, RATE, MOMENTUM = 128, 0.1, 0.9  # BATCH counts the samples of all ranks
+BATCH, RATE, MOMENTUM = 128, 0.1, 0.9  # BATCH counts the samples on all ranks
 
 
 class Patterns(paddle.io.Dataset):
@@ -48,7 +48,7 @@ def make_backbone() -> nn.Layer:
 
 
 def save(folder: Path, step: int, backbone: nn.Layer, head) -> None:
-    """Write a checkpoint. Every rank writes the centres of its own classes, and rank 0 writes the backbone.
+    """Write a checkpoint. Every rank writes its own classes' centres, and rank 0 writes the backbone.
 
     This example does not save the backbone's momentum. plsc.training.optim shows how to name and save it.
     """
@@ -67,7 +67,7 @@ def save(folder: Path, step: int, backbone: nn.Layer, head) -> None:
 
 
 def resume(folder: Path, backbone: nn.Layer, head) -> int:
-    """Load the newest checkpoint in `folder` and return its step, or 0 if there is none.
+    """Load the newest checkpoint in `folder` and return its step, or 0 if there is no checkpoint.
 
     Any number of ranks may have written the checkpoint.
     """
@@ -102,7 +102,7 @@ def main() -> None:
     while step < args.steps:
         sampler.set_epoch(step // len(loader))  # a resumed run repeats its last, unfinished epoch
         for images, labels in loader:
-            out = head(parallel(images), labels, step)  # the loss over the samples of all ranks
+            out = head(parallel(images), labels, step)  # the loss over all ranks' samples
             out.loss.backward()  # computes the gradients of the embeddings, the network and the centres
             average_gradients()  # averages the network's gradients over the ranks
             optimizer.step()

@@ -68,10 +68,10 @@ def to_markdown() -> str:
 
 
 def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
-    """Yield the chapters of a section and of its subsections.
+    """Yield the chapters for a section and its subsections.
 
     Args:
-        kinds: class of the section. There are several if the section's `name` chooses one.
+        kinds: the section's class. There are several if the section's `name` chooses one.
         path: keys that lead to the section, such as "DataLoader.Train".
     """
     bases = (base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Section))
@@ -87,12 +87,12 @@ def _chapters(kinds: list[type[Section]], path: str) -> Iterator[str]:
         yield from table
     for key, field in kinds[0].model_fields.items():
         below = sections_in(field.annotation)
-        if below and f"{path}.{key}" != "Optimizer.head":  # its keys are those of Optimizer
+        if below and f"{path}.{key}" != "Optimizer.head":  # its keys are Optimizer's
             yield from _chapters(below, f"{path}.{key}".lstrip("."))
 
 
 def _table(section: type[Section]) -> Iterator[str]:
-    """Yield the lines of a table of the keys that this class of section adds."""
+    """Yield the lines for a table of the keys that this class of section adds."""
     own = vars(section).get("__annotations__", {})
     fields = {key: field for key, field in section.model_fields.items() if key in own and field.description}
     if fields:
@@ -116,7 +116,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """Format the default of a key."""
+    """Format a key's default."""
     if field.is_required():
         return "required"
     default = to_jsonable_python(field.default)
@@ -124,7 +124,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _dataset_chapters() -> Iterator[str]:
-    """Yield the docstrings of the data sets, and those of the classes whose keys several data sets share."""
+    """Yield the docstrings of the data sets, and of the classes whose keys several data sets share."""
     yield "\n## Data sets\n"
     for cls in (*map(DATASETS.get, DATASETS.builtin), EncodedImages, EncodedPairs):
         yield f"\n### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
