@@ -95,7 +95,7 @@ setup(
         "milvus": [
             "milvus-lite>=3.2",
             "pymilvus>=3.0",
-        ],  # milvus-lite stores a file; pymilvus also connects to a server
+        ],  # milvus-lite stores a file. pymilvus also connects to a server
         "loggers": ["tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [

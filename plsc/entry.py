@@ -53,9 +53,9 @@ class Entry:
 
         SIGTERM, SIGINT or SIGHUP stops the training after a step, with that step's checkpoint.
 
-        Returns {"accuracy", ..., "seconds", "output_dir"}. The numbers are from the last evaluation. The
-        accuracy is None if there is no set for it. If evaluations or the report failed, "failures" has one
-        line for each. After a signal it returns {"stopped", "step", "output_dir"}.
+        Returns {"accuracy", ..., "seconds", "output_dir"}. The numbers are from the last evaluation. Without
+        a set for it, the accuracy is None. If evaluations or the report failed, "failures" has one line for
+        each. After a signal it returns {"stopped", "step", "output_dir"}.
 
         Raises UserError if another run is using output_dir.
         """

@@ -19,7 +19,7 @@ class UserError(Exception):
     Args:
         text: what is wrong.
         key: the config key with the mistake, "Section.key", or a keyword argument of a class that a config
-            names. "" if there is none.
+            names. "" if it is not known.
     """
 
     def __init__(self, text: object = "", key: str = ""):
@@ -69,7 +69,7 @@ class Mistakes:
             self.found += error.errors if isinstance(error, SeveralErrors) else [error]
 
     def raise_all(self) -> None:
-        """Raise UserError with the mistakes that were found. It returns if there are none."""
+        """Raise UserError with the mistakes that were found. It returns if no mistake was found."""
         if self.found:
             raise self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
 

@@ -31,7 +31,7 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
 
     Args:
         cfg: the run's config.
-        arguments: of `python -m plsc` on each rank: `train -c ...`.
+        arguments: each rank's arguments to `python -m plsc`: `train -c ...`.
         ranks: number of processes.
 
     Returns: the exit code. 0: done. 1: given up. 2: a user's mistake. 128 + the number of a signal: stopped

@@ -87,7 +87,7 @@ class IResNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. H and W may be any; a stage halves them, rounding up.
+        image_shape: (channels, H, W) of the images. H and W may be any. A stage halves them, rounding up.
         dropout: share of the last feature map that is dropped in training.
     """
 

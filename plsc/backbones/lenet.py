@@ -18,7 +18,7 @@ from plsc.backbones.layers import AvgPool2D, Conv2D, ReLU, enter, leave
 from plsc.backbones.ranges import Positive
 from plsc.errors import UserError
 
-SMALLEST = 14  # pixels; leaves one number per channel after the second pooling
+SMALLEST = 14  # pixels. Leaves one number per channel after the second pooling
 
 
 class LeNet(nn.Layer):

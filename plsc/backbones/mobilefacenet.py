@@ -79,7 +79,7 @@ class MobileFaceNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. H and W may be any; four layers halve them, rounding up.
+        image_shape: (channels, H, W) of the images. H and W may be any. Four layers halve them, rounding up.
         dropout: share of the last 512 features that is dropped in training.
         scale: factor on the paper's widths. arcface_torch's "mbf" has 2, and its "mbf_large" has 4.
         blocks: number of residuals in each of the four stages. "mbf" has 1, 4, 6, 2, and "mbf_large" has 2,

@@ -34,7 +34,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 def _as_config(unknown: Sequence[str]) -> str:
     """Return ", did you mean '-c FILE'?" with the first argument that is a config's or a run's path.
-    Return "" if there is none."""
+    Return "" if no argument is one."""
     for word in unknown:
         path = os.path.join(word, "config.yaml")
         if os.path.isfile(path) or word.endswith((".yaml", ".yml")):

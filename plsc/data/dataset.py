@@ -24,7 +24,7 @@ from plsc.errors import MissingFileError, UserError, in_one_line
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
-EVALUATION = 2**32  # epoch number that evaluation uses; training never reaches it
+EVALUATION = 2**32  # epoch number that evaluation uses. Training never reaches it
 
 
 class ImageSet:
@@ -36,8 +36,8 @@ class ImageSet:
     image_shape: tuple[int, int, int]  # C, H, W
     mean: float = MEAN
     scale: float = SCALE
-    channels: str = ""  # "grey", "RGB" or "BGR"; "": grey for one channel, RGB for three
-    aligned: bool | None = None  # whether the images are aligned faces; None: unknown
+    channels: str = ""  # "grey", "RGB" or "BGR". "" is grey for one channel, RGB for three
+    aligned: bool | None = None  # whether the images are aligned faces. None is unknown
     files: tuple[str, ...] = ()  # names of __init__'s arguments that name a file or a folder
 
     @classmethod
@@ -194,7 +194,7 @@ class PairSet(_Images):
 
     pairs: np.ndarray  # int64 [P, 2], image indices
     same: np.ndarray  # bool [P], True where both images are of one class
-    identities: np.ndarray | None = None  # of all classes in the pairs, in any order; see Dataset.identities
+    identities: np.ndarray | None = None  # of all classes in the pairs, in any order, see Dataset.identities
     # [num_images], or [template count]: identity of each image or template, text or whole numbers. None:
     # unknown. If it is known, the confidence intervals are over people, and the report names the hardest
     # people.

@@ -76,7 +76,7 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
     try:
         flags = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR
         picture = cv2.imdecode(data, flags) if data.size and not _is_cut_off_png(data) else None
-    except cv2.error:  # an impossible header, or one with too large a size; other faults return None
+    except cv2.error:  # an impossible header, or one with too large a size. Other faults return None
         picture = None
     if picture is None:
         raise CorruptImageError(

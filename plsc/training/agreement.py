@@ -44,7 +44,7 @@ class Start(NamedTuple):
     """What rank 0 has decided for all ranks.
 
     Attributes:
-        checkpoint: verified checkpoint to read. None: there is none.
+        checkpoint: verified checkpoint to read, or None.
         resumes: whether the run is resumed from it. Otherwise the run only takes its weights.
         inside: whether it is in the run's own folder.
         word: a file's name that rank 0 has made in Global.output_dir.

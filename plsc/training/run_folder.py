@@ -161,7 +161,7 @@ def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
         section: the config's section Global.
         writes: whether this run writes to the folder. If so, it sets damaged checkpoints aside.
 
-    Returns the checkpoint's path, or None if the newest is asked for and there is none.
+    Returns the checkpoint's path, or None if the newest is asked for and no checkpoint exists.
     """
     name = section.checkpoint or "newest"
     if writes and name == "best" and not section.resume:  # resumes a stopped run. best is for evaluations
@@ -187,7 +187,7 @@ def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:
 
     By default this is the newest checkpoint in Global.output_dir.
 
-    Raises MissingFileError if there is none.
+    Raises MissingFileError if no checkpoint exists.
     """
     path = find_checkpoint(section)
     if path is None:

@@ -53,7 +53,7 @@ class Watchdog:
         signal: number of the signal that asks to stop. 0: none.
         step: finished steps.
         problem: on several machines, why rank 0 could not take the folder's lock. The caller delivers it to
-            all ranks. None: there is none.
+            all ranks. None if rank 0 has the lock.
 
     On entry rank 0 takes the folder's lock, unless the supervisor has it, and raises UserError if another run
     has it. On several machines it keeps the error in `problem`, since the other machines' ranks wait for
@@ -106,7 +106,8 @@ class Watchdog:
                     signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self._launched:
             self._message_file.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._exit.enter_context(open(self._message_file, "wb", 0)).fileno()  # noqa: SIM115
+            file = self._exit.enter_context(open(self._message_file, "wb", 0))  # noqa: SIM115
+            self._descriptor = file.fileno()
         self.step_started(0)
         self.allow_pause()
 

@@ -271,7 +271,8 @@ class _Comparisons:
         return pairs
 
     def _nearest_other(self) -> np.ndarray:
-        """Return the highest cosine of each chosen picture with another person, -1 if there is none."""
+        """Return the highest cosine of each chosen picture with another person, -1 if there is no other
+        person."""
         return np.where(self._other, self._cosines, -1.0).max(axis=1)
 
     def strangers(self, cosine: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The backbones' layers. On CPUs they compute with oneDNN; see `plsc.backbones.layers.layout`."""
+"""The backbones' layers. On CPUs they compute with oneDNN, see `plsc.backbones.layers.layout`."""
 
 from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D

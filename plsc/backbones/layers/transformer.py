@@ -53,7 +53,7 @@ def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
     """Compute multi-head softmax attention (Vaswani et al., "Attention Is All You Need", 2017).
 
     Args:
-        qkv: [B, N, 3 W]; each row holds a token's query, key and value, in this order.
+        qkv: [B, N, 3 W]. Each row holds a token's query, key and value, in this order.
         heads: H.
 
     Returns [B, N, W].
@@ -97,7 +97,7 @@ class _Product:
 
     Args:
         shapes: shapes of the left side, the right side and the result.
-        strides: the weights' strides in memory, counted in numbers; None for C order.
+        strides: the weights' strides in memory, counted in elements. None for C order.
         dtype: oneDNN's number for the dtype of the left side and the result.
         bias: whether a bias is added.
         post_ops: oneDNN's operations on the result.

@@ -4,7 +4,7 @@ from ctypes import c_void_p
 
 from plsc.native import onednn
 
-_LARGE = 1 << 18  # bytes; larger weights have left the processor's cache before they are used again
+_LARGE = 1 << 18  # bytes. Larger weights have left the processor's cache before they are used again
 
 
 class Weights:

@@ -133,7 +133,7 @@ class Bank(ABC):
         """Select rows for one step. The bank does not change.
 
         Args:
-            index_K: row numbers, int64 [K], in ascending order; None: all rows.
+            index_K: row numbers, int64 [K], in ascending order. None selects all rows.
         """
 
     def update_by_kernel(
@@ -144,7 +144,7 @@ class Bank(ABC):
         Args:
             name: "centres" or "bias".
             arrays: values and moments by name.
-            index_K: row numbers, int64 [K]; None: all rows.
+            index_K: row numbers, int64 [K]. None selects all rows.
             grad: their gradient, [K, width] or [K].
             update: the learning rate, the number of the update, and norms.
         """
@@ -188,7 +188,7 @@ class Selection(ABC):
 
     Args:
         bank: the bank that contains the rows.
-        index_K: row numbers in the shard, int64 [K], in ascending order; None: all rows.
+        index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
 
     Attributes:
         count: K.

@@ -38,9 +38,9 @@ class MemorySelection(Selection):
 
     Args:
         bank: the bank that contains the rows.
-        index_K: row numbers in the shard, int64 [K], in ascending order; None: all rows.
+        index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
         arrays: the arrays by name, float32.
-        slots_K: the selected rows' positions in the arrays, int64; None: all rows.
+        slots_K: the selected rows' positions in the arrays, int64. None selects all rows.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def update_arrays(
     Args:
         bank: its rule and its array names are used.
         arrays: values and moments by name, float32.
-        slots_K: the rows' positions in the arrays, int64; None: all rows.
+        slots_K: the rows' positions in the arrays, int64. None selects all rows.
         gradients: the rows' gradients by name.
         update: the learning rate, the number of the update, and norms.
     """

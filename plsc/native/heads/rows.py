@@ -64,7 +64,7 @@ def update(
         rule: "momentum", "lars" or "adamw".
         values_SD: w.
         moments: v for momentum and lars; m and v for adamw. They are shaped like `values_SD`.
-        index_K: row numbers, all different; None: all rows.
+        index_K: row numbers, all different. None selects all rows.
         grads_KD: g.
         numbers: the numbers in parentheses above.
     """

@@ -36,7 +36,7 @@ struct Lines {
 
 PLSC_AMX_BEGIN
 
-// Pairs sixteen numbers at the same place in two pictures. The second is null if there is none.
+// Pairs sixteen numbers at the same place in two pictures. The second is null if only one picture is left.
 static inline __m512i pair_of(const uint16_t* one, const uint16_t* other) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)one));
   if (!other) return low;
