@@ -158,7 +158,7 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
         assert fact in page
 
 
-def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
+def test_a_stopped_run_resumes_where_it_was(trained, tmp_path):
     entry(tmp_path, "Global.max_steps=8").train()
     result = entry(tmp_path, "Global.resume=true").train()
     assert rows(tmp_path) == rows(trained)

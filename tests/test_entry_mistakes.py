@@ -159,11 +159,11 @@ class Bare(paddle.nn.Layer):
         (
             Linear(5),
             (
-                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; "
+                "the backbone must give embeddings [12, 8] for 12 images, it gave [12, 5]; "
                 "Model.embedding_size says how long they are"
             ),
         ),
-        (Twice(8), "the backbone must give embeddings [12, 8] of 12 images, it gave tuple"),
+        (Twice(8), "the backbone must give embeddings [12, 8] for 12 images, it gave tuple"),
         (
             After(lambda out: out.astype("float16")),
             "the backbone must give float32 embeddings, it gave float16; end it with .astype('float32')",

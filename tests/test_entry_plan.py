@@ -37,7 +37,7 @@ def test_a_plan_that_does_not_fit_ends_with_1_and_remedies_that_are_not_set(tmp_
     assert "plan: too big  23 classes; take a larger disk, or take" in capsys.readouterr().out
 
 
-def test_more_ranks_than_processors_are_told(tmp_path, monkeypatch):
+def test_more_ranks_than_processors_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     lines = entry(tmp_path).dry_run(3).splitlines()
     assert "plan: slow     3 ranks share 1 processor of this machine" in lines

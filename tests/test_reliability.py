@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(out, caplo
     assert (out / "checkpoints/step-00000008.bad").is_dir()
 
 
-def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, out):
+def test_the_run_continues_from_the_one_before_it_to_the_same_end(whole, out):
     flip(checkpoint(out, 8) / "head-00000-of-00001.safetensors")
     assert cli.main(["train", *HERE]) == 0
     assert_equal_runs(out, whole / "whole")

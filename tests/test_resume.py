@@ -117,7 +117,7 @@ def test_another_preprocessing_is_refused(stopped, tmp_path):
     )
 
 
-def test_another_seed_is_said(stopped, tmp_path, capsys):
+def test_another_seed_is_reported(stopped, tmp_path, capsys):
     make_trainer(tmp_path, "Global.seed=4").resume(stopped)
     assert (
         "step-00000004 was made with seed 3, this run has 4: the run continues with other"

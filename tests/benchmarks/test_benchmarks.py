@@ -58,7 +58,7 @@ def test_the_gauge_sees_memory_come_and_its_peak_go():
     assert measure.resident_bytes("VmHWM") - before < 0.5 * size
 
 
-def test_circumstances_can_be_written_and_told():
+def test_circumstances_can_be_written_and_reported():
     found = machine.describe_machine()
     assert json.loads(json.dumps(found)) == found and found["processors"] > 0 and found["paddle"]
     assert f"Paddle {found['paddle']}, commit {found['commit']}" in machine.format_machine(found)

@@ -16,7 +16,7 @@ from tests.helpers.tiny_runs import NO_PAIRS, checkpoints, rows, steps, train
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_in_numbers_and_training_continues(tmp_path, monkeypatch, capsys):
     free = itertools.chain([10**9, 2_000, 2_000], itertools.repeat(10**9))  # at each save
     usage = lambda path: Usage(10**9, 0, next(free))
     monkeypatch.setattr(plsc.checkpoint.store.shutil, "disk_usage", usage)

@@ -128,7 +128,7 @@ def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
         assert (tmp_path / f"step-00000002.{name}").exists()
 
 
-def test_one_that_is_deleted_while_it_is_read_is_passed_over(tmp_path, monkeypatch):
+def test_one_that_is_deleted_while_it_is_read_is_skipped(tmp_path, monkeypatch):
     old, new = (save_one(tmp_path, step, content(step)) for step in (1, 2))
     opened = Checkpoint.open
 
@@ -157,7 +157,7 @@ def test_the_later_ones_are_set_aside(tmp_path):
         assert find(tmp_path, rename=True) == paths[4]
 
 
-def test_the_newest_step_is_told_without_reading_anything(tmp_path):
+def test_the_newest_step_is_reported_without_reading_anything(tmp_path):
     assert newest_step(tmp_path / "nothing") is None
     paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6)}
     flip(paths[4] / "manifest.json")
@@ -241,7 +241,9 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["backbone", "head-00001", "manifest"])
-def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_path, monkeypatch, file, step=2):
+def test_a_full_disk_on_one_rank_is_reported_on_every_rank_and_loses_nothing(
+    tmp_path, monkeypatch, file, step=2
+):
     save_ranks(tmp_path, 1, content(1), 2)
     original = plsc.checkpoint.store.write_synced
 

@@ -59,7 +59,7 @@ def test_verify(saved, capsys):
     assert run(capsys, "inspect", folder)[0] == 0, "it reads no data"
 
 
-def test_the_current_folder_is_left_out_at_the_beginning_of_a_path_only(saved, monkeypatch, capsys):
+def test_the_current_folder_is_skipped_at_the_beginning_of_a_path_only(saved, monkeypatch, capsys):
     folder = saved[0].parent
     monkeypatch.chdir(folder)
     (folder / f"x{folder}").mkdir(parents=True)

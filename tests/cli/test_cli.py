@@ -194,7 +194,7 @@ def test_help_of_a_verb_and_the_version(capsys):
     "arguments, option",
     [(["train", "--dry-run", "faces.yaml"], "faces.yaml"), (["eval", "faces"], "faces/config.yaml")],
 )
-def test_a_config_without_its_option_is_told_so(tmp_path, monkeypatch, capsys, arguments, option):
+def test_a_config_without_its_option_is_reported(tmp_path, monkeypatch, capsys, arguments, option):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faces").mkdir()
     (tmp_path / "faces/config.yaml").touch()

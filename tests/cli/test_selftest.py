@@ -23,7 +23,7 @@ def test_passes_on_two_ranks(capsys):
     assert "2 ranks on cpu" in said and said.count(" pass ") == 10 and "FAIL" not in said
 
 
-def test_a_launch_that_fails_is_told(capsys, monkeypatch):
+def test_a_launch_that_fails_is_reported(capsys, monkeypatch):
     kept = []
 
     def launch(asked, ranks, logs, print_lines):

@@ -123,7 +123,7 @@ def test_a_killed_rank_sends_the_job_back_to_the_queue(slurm, whole, tmp_path):
 
 
 @pytest.mark.parametrize("what, pause", [("node", 8), ("scancel", 1), ("time", 9)])
-def test_what_is_stopped_saves_and_goes_on(slurm, whole, tmp_path, what, pause):
+def test_what_is_stopped_saves_and_resumes(slurm, whole, tmp_path, what, pause):
     """The rank of a node whose daemon ends lives on, and saves with the other."""
     (tmp_path / "pause").write_text(str(pause))
     options = ["--time=2", "--signal=TERM@30"] if what == "time" else ["--time=10"]

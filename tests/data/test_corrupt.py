@@ -20,7 +20,7 @@ def said(capsys):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
+def test_one_of_a_thousand_is_replaced_and_reported_once(capsys, num_workers):
     loader = Loader(Counting(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
     loader.probe()
     for epoch in (0, 1):
@@ -38,7 +38,7 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     )
 
 
-def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys):
+def test_what_is_found_before_the_first_step_is_reported_although_it_is_allowed(capsys):
     """A run that is resumed may not come to such an image for a long time."""
     CorruptImages(Counting(500, (0, 1, 2, 3, 4))).probe(0)
     (line,) = said(capsys)
@@ -127,7 +127,7 @@ def test_a_small_set_is_probed_whole():
     Loader(Counting(100, (39,)), 8, 0, 1, seed=0).probe()
 
 
-def test_pictures_of_few_bits_in_16_are_said_before_the_first_step(tmp_path, capsys):
+def test_pictures_of_few_bits_in_16_are_reported_before_the_first_step(tmp_path, capsys):
     pixels = np.random.default_rng(0).integers(0, 1021, (8, 8), np.uint16)
     pixels[0, 0] = 1020
     for number in range(3):

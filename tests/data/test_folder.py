@@ -29,7 +29,7 @@ def test_folders_of_one_name_in_two_unicode_forms_are_one_identity(tmp_path):
     assert [data.name(index).count("\u00e9") for index in range(4)] == [0, 0, 0, 2]
 
 
-def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
+def test_a_file_that_is_not_an_identitys_image_is_reported(folder, capsys):
     for name in ("note.txt", "Ann/list.csv", ".hidden", "alignment.csv"):
         (folder / name).write_text("")
     (folder / "Ann" / "more").mkdir()

@@ -33,7 +33,7 @@ def names_of(pairs):
     return {pairs.image_name(index).split("/")[-2] for index in range(pairs.num_images)}
 
 
-def test_who_is_held_out_is_said_once(faces, capsys):
+def test_who_is_held_out_is_reported_once(faces, capsys):
     ImageFolder(str(faces), hold_out=0.3)
     held = len(ImagePairs(str(faces), hold_out=0.3).identities)
     (said,) = (line for line in capsys.readouterr().out.splitlines() if "are held out" in line)

@@ -128,7 +128,7 @@ def test_a_file_that_is_cut_is_found_before_first_use(plain, size, record):
     )
 
 
-def test_what_is_no_recordio_file_is_said(plain, tmp_path):
+def test_what_is_not_a_recordio_file_is_reported(plain, tmp_path):
     damaged = bytearray(plain.read_bytes())
     damaged[:4] = b"\xff\xd8\xff\xe0"
     plain.write_bytes(damaged)

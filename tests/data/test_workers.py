@@ -64,7 +64,7 @@ def test_the_users_errors_pass_unchanged():
 @pytest.mark.parametrize(
     ("act", "end"), [("exit", "ended with code 3"), ("kill", r"was killed \(signal 9\)")]
 )
-def test_a_worker_that_ends_is_told_of(act, end):
+def test_a_worker_that_ends_is_reported(act, end):
     with pytest.raises(RuntimeError, match=f"^a process that makes batches {end}; if memory ran out, lower"):
         run(act)
 

@@ -15,7 +15,7 @@ def test_ranks_that_differ_are_refused_on_all(ranks, tmp_path):
     assert said.count("agreement ok") == ranks
 
 
-def test_the_first_difference_is_told_with_its_values_and_the_others_are_named():
+def test_the_first_difference_is_reported_with_its_values_and_the_others_are_named():
     facts = [{"a": 1, "b": value, "c": value, "d": None} for value in (1, 2, 1)]
     assert refusal(refuse_differences, facts) == (
         "the ranks differ in b (so do c): ranks 0, 2 have 1, rank 1 has 2; start all ranks with the same"

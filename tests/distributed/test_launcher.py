@@ -32,7 +32,7 @@ sys.exit(cli.main(["train", "-c", "no.yaml"]))
 """
 
 
-def test_a_mistake_is_said_by_a_first_rank_that_is_slower_than_the_others(tmp_path):
+def test_a_mistake_is_reported_by_a_first_rank_that_is_slower_than_the_others(tmp_path):
     (tmp_path / "train.py").write_text(SLOW_FIRST_RANK)
     done = start(tmp_path / "train.py", 2, tmp_path, check=False)
     assert done.returncode == 2 and done.stdout.count("ERROR no.yaml: no such config file") == 2

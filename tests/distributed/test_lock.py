@@ -43,7 +43,7 @@ def test_a_second_run_is_refused_by_name_and_a_killed_one_is_no_obstacle(tmp_pat
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(hold, tmp_path / "file/out")
     assert said.startswith(f"Global.output_dir: {tmp_path}/file/out: cannot be written: Not a directory")

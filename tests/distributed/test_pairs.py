@@ -40,7 +40,7 @@ def losses(output, first):
 
 @pytest.mark.parametrize("saved_by", WORLD_SIZES)
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-def test_the_run_goes_on_with_the_same_losses(folder, bound, saved_by, ranks):
+def test_the_run_continues_with_the_same_losses(folder, bound, saved_by, ranks):
     never_stopped = losses(folder / str(saved_by), 1)[STOP:]
     found = losses(folder / f"{saved_by}-{ranks}", STOP + 1)
     assert_within(np.array(found), np.array(never_stopped), bound[STOP:], paths=2)

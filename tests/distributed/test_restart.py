@@ -106,7 +106,7 @@ def test_kill_and_ctrl_c_by_real_starts(warm, whole, tmp_path):
     assert_equal_runs(tmp_path / "out", whole)
 
 
-def test_a_kill_starts_again_from_the_newest_checkpoint(whole, run, tmp_path):
+def test_a_kill_restarts_from_the_newest_checkpoint(whole, run, tmp_path):
     code, said = run("1:6:SIGKILL", more=WORKERS)
     assert code == 0
     assert_said(said, KILLED.format(1, 6, "step 4"))
@@ -149,7 +149,7 @@ STOPS = {  # in this order, each after a start with the same command
 
 
 @pytest.mark.slow
-def test_a_stop_saves_its_step_and_the_same_launchergoes_on(whole, run, tmp_path):
+def test_a_stop_saves_its_step_and_the_same_launcher_resumes(whole, run, tmp_path):
     before = 0
     for item, where in STOPS.items():
         code, said = run(*STOPS)
@@ -242,7 +242,7 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
         ("Global.amp=float16", "Global.amp: float16 is for GPUs, a CPU trains in bfloat16"),
     ],
 )
-def test_a_mistake_is_told_once_and_alone(warm, tmp_path, override, line):
+def test_a_mistake_is_reported_once(warm, tmp_path, override, line):
     """With the place of the key, which a rank knows."""
     words = command(tmp_path, more=[override])
     assert warm.start(words, tmp_path, str(tmp_path / "stdout")).wait(60) == 2

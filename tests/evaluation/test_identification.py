@@ -177,7 +177,7 @@ def test_without_errors_people_are_the_trials_and_few_people_have_no_intervals()
         ),
     ],
 )
-def test_mistakes_are_said_in_one_line(gallery, probe, line):
+def test_mistakes_are_reported_in_one_line(gallery, probe, line):
     embeddings = np.eye(5)
     embeddings[4, 2] = np.nan
     assert refusal(identify, embeddings, np.array(gallery, int), np.array(probe, int), np.arange(5)) == line

@@ -135,7 +135,7 @@ def test_nothing_evaluated_is_still_written(tmp_path, capsys):
     assert "No evaluation" in page.read_text() and capsys.readouterr().out == ""
 
 
-def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
+def test_numbers_that_cannot_be_computed_are_null_and_reported(tmp_path, capsys):
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
     write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {"step": 1})
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["s"]

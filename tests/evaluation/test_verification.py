@@ -187,7 +187,7 @@ def test_equal_error_rate_by_hand():
     assert scored([0.5, 0.5], [0.5, 0.5])[0].eer == pytest.approx(0.5)
 
 
-def test_too_few_negatives_are_said():
+def test_too_few_negatives_are_reported():
     result, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 999))
     assert result.tar_at_far[1e-2] == 1.0 and result.tar_at_far[1e-3] is None
     assert result.results()["TAR at FAR 0.001"] == "needs at least 1,000 negatives"

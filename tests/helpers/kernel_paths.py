@@ -27,5 +27,5 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def two_threads():
-    """The guard in tests/conftest.py sets it back to one."""
+    """A check in tests/conftest.py sets it back to one."""
     paddle.base.core.set_num_threads(2)

@@ -30,7 +30,7 @@ def said(monkeypatch):
 
 
 @pytest.mark.parametrize("broken, why", [(False, "not built"), (True, ".*_native.so: .*")])
-def test_a_missing_or_broken_library_is_said_once(broken, why, monkeypatch, tmp_path, said):
+def test_a_missing_or_broken_library_is_reported_once(broken, why, monkeypatch, tmp_path, said):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     monkeypatch.setattr(kernels, "_FILE", tmp_path / "_native.so")
     if broken:

@@ -114,7 +114,7 @@ def test_labelled_images_may_be_a_further_set(tmp_path):
     assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40
 
 
-def test_pairs_of_one_kind_are_told_of_before_the_training(tmp_path, capsys):
+def test_pairs_of_one_kind_are_reported_before_the_training(tmp_path, capsys):
     pairs = '{name: "tests.training.test_evaluator:PositivePairs"}'
     Entry(TINY, [f"DataLoader.Eval.dataset={pairs}", f"Global.output_dir={tmp_path}"]).train()
     said = capsys.readouterr().out
@@ -154,7 +154,7 @@ class Dead(Linear):
         return super().forward(images) * 0
 
 
-def test_embeddings_that_are_all_alike_are_said_once(capsys):
+def test_embeddings_that_are_all_alike_are_reported_once(capsys):
     found = evaluator_of(load(TINY, MORE[:1]), Dead())
     found.evaluate()
     found.evaluate()
@@ -199,7 +199,7 @@ def test_a_set_that_cannot_be_read_is_one_line_and_the_others_are_evaluated(tmp_
     assert line.endswith("'37.png'")
 
 
-def test_a_training_goes_on_after_an_evaluation_that_failed(tmp_path, capsys):
+def test_a_training_continues_after_an_evaluation_that_failed(tmp_path, capsys):
     run = ["train", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", "Global.eval_every=1", UNREADABLE]
     assert cli.main(run) == 2
     out, _ = capsys.readouterr()

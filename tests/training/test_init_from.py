@@ -42,7 +42,7 @@ def started(folder, path, *overrides, data=None):
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("rows", [4, 65_536])
-def test_known_names_keep_their_rows_and_all_else_starts_anew(before, tmp_path, monkeypatch, overrides, rows):
+def test_known_names_keep_their_rows_and_all_else_starts_new(before, tmp_path, monkeypatch, overrides, rows):
     monkeypatch.setattr(init_from, "ROWS_AT_ONCE", rows)
     trainer, initial, said = started(tmp_path, before, *overrides)
     saved, state = arrays(checkpoint(before, 2)), trainer.head.bank.state()
@@ -70,7 +70,7 @@ def test_known_names_keep_their_rows_and_all_else_starts_anew(before, tmp_path, 
         ),
     ],
 )
-def test_a_head_that_cannot_go_on_is_new(before, tmp_path, more, line):
+def test_a_head_that_cannot_be_kept_is_new(before, tmp_path, more, line):
     data = more.pop(0) if more[0].startswith("DataLoader") else None
     trainer, initial, said = started(tmp_path, before, *more, data=data)
     assert len(said) == 2 and said[1].startswith("the head is new: ")

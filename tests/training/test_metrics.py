@@ -71,14 +71,14 @@ def test_rows_wait_for_space_on_the_disk(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
-def test_missing_visualdl_is_said_once_and_not_fatal(tmp_path, monkeypatch, capsys):
+def test_missing_visualdl_is_reported_once_and_not_fatal(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "visualdl", None)
     write(Metrics(tmp_path), rows_up_to(2))
     assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(2)
     assert capsys.readouterr().out.count("no log for visualdl (ModuleNotFoundError") == 1
 
 
-def test_visualdl_that_breaks_later_is_said_once_and_not_fatal(tmp_path, capsys):
+def test_visualdl_that_breaks_later_is_reported_once_and_not_fatal(tmp_path, capsys):
     metrics = Metrics(tmp_path)
 
     class Broken:

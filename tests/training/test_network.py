@@ -225,7 +225,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     assert asked == [{"level": "O1", "dtype": dtype}, "out"]
 
 
-def test_what_a_cpu_cannot_is_refused_or_said(monkeypatch, caplog):
+def test_what_a_cpu_cannot_is_refused_or_reported(monkeypatch, caplog):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: True)
     for amp in (None, "bfloat16"):

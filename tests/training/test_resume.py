@@ -124,7 +124,7 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
     assert files[0] == files[-1] and [len(each) for each in files] == [1, 2, 4, 1]
 
 
-def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
+def test_centres_continue_with_their_own_optimizer_only(saved, tmp_path):
     head = make_head(23, 8, ArcFace(), rule=ADAMW)
     said = refusal(load_rows, head, Checkpoint.open(saved))
     assert "momentum is not in this run (one of 3 differences" in said

@@ -59,7 +59,9 @@ def run(trainer, output):
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize("bad, what", WHAT.items(), ids=WHAT)
 @pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
-def test_a_bad_step_changes_nothing_but_a_line_and_training_goes_on(tmp_path, capsys, keys, bad, what, value):
+def test_a_bad_step_changes_nothing_but_a_line_and_training_continues(
+    tmp_path, capsys, keys, bad, what, value
+):
     trainer = poisoned(tmp_path, {3: bad}, NO_PAIRS, *keys, "Global.max_steps=5", value=value)
     states = run(trainer, tmp_path)
     assert states[2] == states[3], [name for name in states[2] if states[2][name] != states[3][name]]

@@ -243,7 +243,7 @@ class MorePairs(NoisePairs):
         ("test_trainer:MorePairs", "noise pairs, 90 im"),
     ],
 )
-def test_another_main_set_starts_anew(scripted, tmp_path, name, said):
+def test_another_main_set_starts_new(scripted, tmp_path, name, said):
     scripted([0.9] * 12, "Global.max_steps=8")
     other = f'DataLoader.Eval.dataset={{name: "tests.training.{name}"}}'
     best = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8)).checkpoints.best()

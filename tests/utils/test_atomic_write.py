@@ -53,7 +53,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_of_two_who_make_something_new_one_is_told(tmp_path, kind):
+def test_of_two_who_make_something_new_one_is_refused(tmp_path, kind):
     def make(path, content):
         if kind == "folder":
             path.mkdir()

@@ -70,14 +70,14 @@ def test_a_folder_with_train_rec_as_arcface_torch_has_it(tmp_path, monkeypatch, 
     assert 0 <= Entry("ms1m.yaml", ["Global.max_steps=2"]).train()["accuracy"] <= 1
 
 
-def test_a_folder_one_level_too_high_is_told(tmp_path, monkeypatch, capsys):
+def test_a_folder_one_level_too_high_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "high", 3, below="people")
     assert init("high") == 2
     assert " directly in it: people; remove it, add images, or name the folder" in capsys.readouterr().err
 
 
-def test_damaged_pictures_are_passed_over_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
+def test_damaged_pictures_are_skipped_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "things", 20, pictures=6)
     (tmp_path / "things/class 3/0.png").write_bytes(b"no picture")

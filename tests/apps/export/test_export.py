@@ -143,7 +143,7 @@ def stub(folder, monkeypatch, body):
     ],
 )
 @needs_onnx
-def test_a_converter_that_ends_its_process_costs_its_own_format_alone(tmp_path, monkeypatch, body, how):
+def test_a_converter_that_ends_its_process_affects_only_its_own_format(tmp_path, monkeypatch, body, how):
     stub(tmp_path / "stub", monkeypatch, body)
     out = tmp_path / "out"
     net = nn.Sequential(Net(), nn.Linear(16, 16), nn.Softsign(), nn.Hardtanh())
@@ -159,7 +159,7 @@ def test_a_converter_that_ends_its_process_costs_its_own_format_alone(tmp_path, 
 
 
 @needs_onnx
-def test_an_onnx_graph_of_other_numbers_costs_its_own_format_alone(tmp_path):
+def test_an_onnx_graph_of_other_numbers_affects_only_its_own_format(tmp_path):
     class Cut(Net):
         def __init__(self):
             super().__init__()

@@ -197,7 +197,7 @@ def test_a_face_that_fills_the_picture_is_found(side):
 
 
 @needs_faces
-def test_groups_are_counted_and_left_out_if_nobody_can_tell_whose_photo_it_is(tmp_path, capsys):
+def test_groups_are_counted_and_skipped_if_nobody_can_tell_whose_photo_it_is(tmp_path, capsys):
     faces = [face for (face,) in portraits(1, 3).values()]
     photos = tmp_path / "photos"
     wide = np.full((360, 640, 3), 120, np.uint8)

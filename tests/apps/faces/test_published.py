@@ -49,7 +49,7 @@ def published(tmp_path, monkeypatch):
         yield published
 
 
-def test_a_file_is_fetched_once_and_its_licence_said_once(published, tmp_path, capsys):
+def test_a_file_is_fetched_once_and_its_licence_is_shown_once(published, tmp_path, capsys):
     net = published("net.onnx")
     for _ in range(2):
         assert path_of(net).read_bytes() == CONTENT

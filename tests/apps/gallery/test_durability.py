@@ -158,7 +158,7 @@ def test_every_copy_of_a_gallery_that_is_written_is_a_state_that_was_acknowledge
             assert {name for name in found if name.startswith(seed)} in of_writer
 
 
-def test_of_two_builds_at_once_one_is_made_and_the_other_is_told(tmp_path):
+def test_of_two_builds_at_once_one_is_made_and_the_other_is_refused(tmp_path):
     path = tmp_path / "a.gallery"
     work = f"""
 from plsc import Gallery

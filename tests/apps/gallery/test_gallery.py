@@ -138,7 +138,7 @@ def test_equal_pictures_of_a_person_count_once(gallery, capsys):
     assert len(gallery.add("Ann", picture("Ann", 7))) == 1 and gallery.people["Ann"] == 3
 
 
-def test_embeddings_that_say_nothing_are_left_out(tmp_path):
+def test_embeddings_without_information_are_skipped(tmp_path):
     class Dead(Pixels):
         def _embed(self, samples):
             rows = super()._embed(samples)
@@ -201,7 +201,7 @@ def test_threads_share_a_gallery_from_any_folder(gallery, tmp_path, monkeypatch)
     assert len(gallery) == 7 and gallery.pictures == 26
 
 
-def test_pictures_that_cannot_be_used_are_left_out_and_named(tmp_path, capsys):
+def test_pictures_that_cannot_be_used_are_skipped_and_named(tmp_path, capsys):
     folder = folder_of(tmp_path / "people")
     black = tmp_path / "black.png"
     (folder / "Ann" / "text.jpg").write_text("no picture")

@@ -111,7 +111,7 @@ def test_people_whom_the_network_was_trained_on_do_not_measure():
     assert measured(known, 0.4, measures=np.zeros(40, bool)).found > 0.9
 
 
-def test_a_network_that_cannot_tell_its_people_apart_is_said_to():
+def test_a_network_that_cannot_tell_its_people_apart_is_reported():
     one = unit_rows(np.ones((1, WIDTH)))
     alike = unit_rows(one + 0.1 * np.random.default_rng(6).normal(size=(90, WIDTH)) / WIDTH**0.5)
     got = measured([*alike.astype(np.float32).reshape(30, 3, WIDTH)], 0.4)
