@@ -1,4 +1,4 @@
-"""Train on ranks of this machine, and restart them after a failure: `plsc train --ranks N`.
+"""Train on ranks on this machine, and restart them after a failure: `plsc train --ranks N`.
 
 A restart resumes from the newest checkpoint. There is no restart after a user's mistake (exit code 2), nor
 after three failures without a newer checkpoint. SIGTERM, SIGINT and SIGHUP are passed on to the ranks, which
@@ -27,15 +27,14 @@ _PAUSE = 1.0  # seconds before a restart
 
 
 def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
-    """Train on `ranks` processes of this machine.
+    """Train on `ranks` processes on this machine.
 
     Args:
         cfg: the run's config.
         arguments: each rank's arguments to `python -m plsc`: `train -c ...`.
-        ranks: number of processes.
+        ranks: how many processes.
 
-    Returns: the exit code. 0: done. 1: given up. 2: a user's mistake. 128 + the number of a signal: stopped
-    on it.
+    Returns: the exit code. 0: done. 1: given up. 2: a user's mistake. 128 + a signal's number: stopped on it.
     Raises: UserError if another run has the folder.
     """
     resumes = check_start(cfg, ranks)
@@ -88,7 +87,7 @@ def _run(
     folder: Path, arguments: Sequence[str], ranks: int, signals: Sequence[int]
 ) -> Mapping[int, int | None]:
     """Start the ranks, pass signals on, and return the ranks' exit codes as `launch` does."""
-    for path in (folder / "log").glob("rank*.txt"):  # of the previous start
+    for path in (folder / "log").glob("rank*.txt"):  # from the previous start
         with open(path.with_name(path.stem.replace("rank", "workerlog.")), "ab") as log:
             log.write(path.read_bytes())
         path.unlink()

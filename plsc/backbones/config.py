@@ -20,7 +20,7 @@ BACKBONES = Registry(
 
 
 class ModelCfg(ClassSection):
-    """The backbone, which computes embeddings from images. Further keys are keyword arguments of its class.
+    """The backbone, which computes embeddings from images. Further keys are its class's keyword arguments.
     The class's docstring explains them."""
 
     registry = BACKBONES
@@ -32,11 +32,11 @@ class ModelCfg(ClassSection):
     `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152`. docs/labbook.md compares them. Your own class is
     `package.module:Class`."""
     embedding_size: int = Field(128, ge=1, le=2**16)
-    """Length D of the embedding. The head's memory grows with D x classes. 512 is usual for millions of
+    """The embedding's length D. The head's memory grows with D x classes. 512 is usual for millions of
     classes."""
     sync_batchnorm: bool = False
-    """If true, batch normalisation in training uses mean and variance over the samples of all ranks instead
-    of each rank alone (paddle.nn.SyncBatchNorm). Try it if a rank has 32 samples or fewer. It costs one
+    """If true, batch normalisation in training uses mean and variance over all ranks' samples instead of
+    each rank alone (paddle.nn.SyncBatchNorm). Try it if a rank has 32 samples or fewer. It costs one
     collective forward and one backward in each layer. It is refused on CPUs and was not run on a GPU.
     """
     recompute: bool | list[str] = False

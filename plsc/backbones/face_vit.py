@@ -2,12 +2,11 @@
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-Patches of 9 x 9 pixels become tokens, and transformer blocks mix them. Two linear layers with batch norms
-then compute the embedding from all tokens, concatenated. There is no class token. In training a share of the
-patches
-is hidden. Sources: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), and An et al., "Partial FC"
-(2021), section 4. The layers have the names of InsightFace's arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4
-(FaceViT_*_patch9_112).
+Patches with 9 x 9 pixels become tokens, and transformer blocks mix them. Two linear layers with batch norms
+then compute the embedding from all tokens, concatenated. There is no class token. In training some patches
+are hidden. Sources: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020), and An et al., "Partial FC"
+(2021), section 4. The layers have the same names as in InsightFace's arcface_torch (vit_t, vit_s, vit_b) and
+PLSC 2.4 (FaceViT_*_patch9_112).
 """
 
 import paddle
@@ -28,7 +27,7 @@ def _linear(inputs: int, outputs: int, bias: bool = True, limited: bool = False)
 
 
 class _Attention(nn.Layer):
-    """Softmax attention of 8 heads over tokens [B, N, W]."""
+    """Softmax attention with 8 heads over tokens [B, N, W]."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -85,21 +84,21 @@ class _Patches(nn.Layer):
 
 
 class FaceViT(nn.Layer):
-    """Base class of the three sizes.
+    """Base class for the three sizes.
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. UserError if they have fewer than two patches.
-        dropout: share of the numbers that are dropped in training, among the tokens and in the blocks.
+        image_shape: the images' (channels, H, W). UserError if they have fewer than two patches.
+        dropout: share of numbers that are dropped in training, among the tokens and in the blocks.
         drop_path: probability that the last block skips an image in training (stochastic depth). It is 0 for
             the first block and grows evenly in between.
-        mask_ratio: share of the patches that the blocks do not see in training. A learned token replaces them
+        mask_ratio: share of patches that the blocks do not see in training. A learned token replaces them
             after the last block.
     """
 
-    width: int  # size of a token
-    depth: int  # number of blocks
-    side = 9  # side of a patch, in pixels
+    width: int  # a token's size
+    depth: int  # block count
+    side = 9  # a patch's side, in pixels
     recomputed = ("blocks",)
 
     def __init__(
@@ -159,18 +158,18 @@ def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
 
 
 class FaceViT_tiny(FaceViT):
-    """FaceViT with 12 blocks and tokens of 256 numbers."""
+    """FaceViT with 12 blocks and tokens with 256 numbers."""
 
     width, depth = 256, 12
 
 
 class FaceViT_small(FaceViT):
-    """FaceViT with 12 blocks and tokens of 512 numbers."""
+    """FaceViT with 12 blocks and tokens with 512 numbers."""
 
     width, depth = 512, 12
 
 
 class FaceViT_base(FaceViT):
-    """FaceViT with 24 blocks and tokens of 512 numbers."""
+    """FaceViT with 24 blocks and tokens with 512 numbers."""
 
     width, depth = 512, 24

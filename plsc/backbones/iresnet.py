@@ -5,7 +5,7 @@
 A 3x3 stem keeps the size, and four stages halve it. A residual block begins and ends with a batch norm, and
 its shortcut has no activation. A fully connected layer between batch norms replaces pooling. Source: Deng et
 al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks" (2017). The layers
-have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
+have the same names as in InsightFace's arcface_torch, whose weights `plsc import` reads.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from paddle import nn
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise, normalise_beside
 from plsc.backbones.ranges import Share
 
-WIDTHS = (64, 128, 256, 512)  # channels of the four stages
+WIDTHS = (64, 128, 256, 512)  # channels in the four stages
 
 
 class Style(NamedTuple):
     """How a block builds its layers. plsc/backbones/resnet.py has another style.
 
-    conv_std: gives the standard deviation of a convolution's initial weights from its outputs and kernel
+    conv_std: gives a convolution's initial standard deviation from its outputs and kernel
         side.
     epsilon: the batch norms' epsilon.
     one_slope: whether a PReLU has one slope for all channels instead of one per channel.
@@ -83,15 +83,15 @@ class _Features(nn.BatchNorm1D):
 
 
 class IResNet(nn.Layer):
-    """Base class of the five depths.
+    """Base class for the five depths.
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. H and W may be any. A stage halves them, rounding up.
-        dropout: share of the last feature map that is dropped in training.
+        image_shape: the images' (channels, H, W). H and W may be any. A stage halves them, rounding up.
+        dropout: how much of the last feature map is dropped in training.
     """
 
-    blocks: tuple[int, int, int, int]  # number of blocks in each stage
+    blocks: tuple[int, int, int, int]  # blocks in each stage
     style = Style()
 
     def __init__(

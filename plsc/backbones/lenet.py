@@ -3,10 +3,9 @@
     [B, 1, 28, 28] -> 20 @ 26 x 26 -> pool 13 x 13 -> 50 @ 9 x 9 -> pool 4 x 4 -> 800 -> embeddings [B, 128]
 
 Source: LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the
-ReLUs of "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head `softmax` with a
-bias here. The head's [10, 128] centres are the transpose of the layer's weights. The backbone's six tensors
-have 127,778 numbers and the head's two have 1,290. Together they are LeNet's eight tensors with 129,068
-numbers.
+ReLUs from "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head `softmax` with
+a bias here. The head's [10, 128] centres are the layer's transposed weights. The backbone's six tensors have
+127,778 numbers and the head's two have 1,290. Together they are LeNet's eight tensors with 129,068 numbers.
 
 Try it: `plsc train -c configs/fashion_mnist_lenet.yaml`.
 """
@@ -25,10 +24,10 @@ class LeNet(nn.Layer):
     """Computes embeddings by two convolutions and a fully connected layer.
 
     Args:
-        embedding_size: D, the number of outputs of the fully connected layer. The embedding is their ReLU, so
+        embedding_size: D, the fully connected layer's outputs. The embedding is their ReLU, so
             it has no negative numbers.
-        image_shape: (channels, H, W) of the images. UserError below 14 x 14.
-        init_std: standard deviation of the initial weights. The biases start at 0.
+        image_shape: the images' (channels, H, W). UserError below 14 x 14.
+        init_std: the initial weights' standard deviation. The biases start at 0.
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
-It consists of inverted residuals with PReLU: a 1x1 convolution widens, a 3x3 depthwise one follows, and a 1x1
+It has inverted residuals with PReLU: a 1x1 convolution widens, a 3x3 depthwise one follows, and a 1x1
 one narrows without activation. A depthwise convolution as large as the last map replaces pooling. Source:
-Chen et al., "MobileFaceNets" (2018), in the variant of InsightFace's arcface_torch. Widths, initial weights,
-`scale` and the layers' names are those of that variant, so that `plsc import` reads its weights.
+Chen et al., "MobileFaceNets" (2018), in InsightFace's arcface_torch variant. Widths, initial weights,
+`scale` and the layers' names are that variant's, so that `plsc import` reads its weights.
 """
 
 from typing import Annotated
@@ -17,12 +17,12 @@ from pydantic import Field
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.backbones.ranges import Share
 
-LAST = 512  # channels of the last feature map
+LAST = 512  # channels in the last feature map
 Stages = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=4, max_length=4)]
 
 
 def _normal_by_outputs(outputs: int, area: int = 1) -> nn.initializer.Normal:
-    """Initialise like He et al. (2015) by the number of outputs. As in arcface_torch, groups are not
+    """Initialise like He et al. (2015) by the output count. As in arcface_torch, groups are not
     counted."""
     return nn.initializer.Normal(0.0, (2 / (outputs * area)) ** 0.5)
 
@@ -79,10 +79,10 @@ class MobileFaceNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. H and W may be any. Four layers halve them, rounding up.
-        dropout: share of the last 512 features that is dropped in training.
+        image_shape: the images' (channels, H, W). H and W may be any. Four layers halve them, rounding up.
+        dropout: how much of the last 512 features is dropped in training.
         scale: factor on the paper's widths. arcface_torch's "mbf" has 2, and its "mbf_large" has 4.
-        blocks: number of residuals in each of the four stages. "mbf" has 1, 4, 6, 2, and "mbf_large" has 2,
+        blocks: residuals in each of the four stages. "mbf" has 1, 4, 6, 2, and "mbf_large" has 2,
             8, 12, 4. If the first number is 1, the first stage is one grouped convolution.
     """
 

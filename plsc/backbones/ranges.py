@@ -1,6 +1,6 @@
 """Annotations for numbers that several networks take from a config. Each names a range.
 
-A config checks a class's keys by the annotations of its arguments (plsc/utils/section.py) before it builds
+A config checks a class's keys by its arguments' annotations (plsc/utils/section.py) before it builds
 anything.
 
 >>> class Net:

@@ -1,12 +1,11 @@
-"""ResNet50, ResNet100, ResNet101 and ResNet152 of PLSC 0.1 and 0.2. They are not ImageNet's networks.
+"""ResNet50, ResNet100, ResNet101 and ResNet152 from PLSC 0.1 and 0.2. They are not ImageNet's networks.
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, not normalised
 
 PLSC 0.2's plsc/models/resnet.py builds IResNet's blocks, stem and fully connected layer, not bottlenecks, so
-its
-ResNet100 is IResNet100. It differs in these points: a PReLU has one slope for all channels, the batch norms
-have an epsilon of 2e-5, the last batch norm's gain is trained, the initial weights depend on the number of
-outputs, and dropout is 0.4. Use these networks for runs from that time, and IResNet for new ones.
+its ResNet100 is IResNet100. It differs in these points: a PReLU has one slope for all channels, the batch
+norms have epsilon 2e-5, the last batch norm's gain is trained, the initial weights depend on the output
+count, and dropout is 0.4. Use these networks for runs from that time, and IResNet for new ones.
 """
 
 from paddle import nn
@@ -16,7 +15,7 @@ from plsc.backbones.ranges import Share
 
 
 class ResNet(IResNet):
-    """Base class of the four depths. Its arguments are those of IResNet."""
+    """Base class for the four depths. Its arguments are IResNet's."""
 
     style = Style(
         conv_std=lambda outputs, kernel: (2 / (outputs * kernel * kernel)) ** 0.5,

@@ -40,10 +40,10 @@ class SmallResNet(nn.Layer):
 
     Args:
         embedding_size: D.
-        image_shape: (channels, H, W) of the images. H and W may be any.
-        widths: number of channels in each stage. A stage halves the picture, rounding up.
-        blocks: number of residual blocks in each stage. UserError if it differs in length from `widths`.
-        dropout: share of the last feature map that is dropped in training.
+        image_shape: the images' (channels, H, W). H and W may be any.
+        widths: channels in each stage. A stage halves the picture, rounding up.
+        blocks: residual blocks in each stage. UserError if it differs in length from `widths`.
+        dropout: how much of the last feature map is dropped in training.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SmallResNet(nn.Layer):
         channels, height, width = image_shape
         stages = []
         for outputs, depth in zip(widths, blocks):
-            # The Identity takes the place of an earlier ReLU layer. Weights are named by the layers' numbers,
+            # The Identity replaces an earlier ReLU layer. Weights are named by the layers' numbers,
             # so removing it would rename them.
             stages += [_Conv(channels, outputs, stride=2), nn.Identity()]
             stages += [_Residual(outputs) for _ in range(depth)]

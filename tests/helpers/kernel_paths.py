@@ -27,5 +27,5 @@ def path(request, monkeypatch):
 
 @pytest.fixture
 def two_threads():
-    """A check in tests/conftest.py sets it back to one."""
+    """`nothing_for_the_next_test` in tests/conftest.py sets it back to one."""
     paddle.base.core.set_num_threads(2)

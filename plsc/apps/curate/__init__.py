@@ -1,1 +1,1 @@
-"""Care for sets of images: inspect them, find their errors and convert their format."""
+"""Care for image sets: inspect them, find their errors and convert their format."""

@@ -1,4 +1,4 @@
-"""Convert sets of images between formats. Images are copied byte for byte.
+"""Convert image sets between formats. Images are copied byte for byte.
 
 The target's name determines the format:
 
@@ -26,7 +26,7 @@ from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 
-# First bytes of an encoded image -> extension of its file.
+# An encoded image's first bytes -> its file's extension.
 _SIGNATURES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -65,7 +65,7 @@ def write_rec(images: EncodedImages, target: str) -> None:
 
 
 def write_folder(images: EncodedImages, target: str) -> None:
-    """Write a folder for each identity, with the files 0001.jpg, 0002.jpg, ... in the order of the images.
+    """Write a folder for each identity, with the files 0001.jpg, 0002.jpg, ... in image order.
 
     `identity_folders` names the folders.
     """
@@ -130,9 +130,9 @@ def convert(source: str, target: str, root: str = "") -> str:
     """Convert `source`, and return a sentence about the result.
 
     Args:
-        source: path of a .rec, a folder or a list. For a .bin, a list of pairs or another .bin.
-        target: NAME.rec, NAME.bin, or the name of a new folder.
-        root: folder where the relative paths of a list start. "" is the list's own folder.
+        source: path to a .rec, a folder or a list. For a .bin, a list of pairs or another .bin.
+        target: NAME.rec, NAME.bin, or a new folder's name.
+        root: folder where a list's relative paths start. "" is the list's own folder.
 
     Raises UserError if the target exists, or if the source does not fit the target's format.
     """

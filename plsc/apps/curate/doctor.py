@@ -1,4 +1,4 @@
-"""Find errors in sets of images.
+"""Find errors in image sets.
 
 `plsc doctor` reads and decodes every image once. It reports:
 
@@ -51,9 +51,9 @@ class Findings:
 
         Args:
             level: "note", "warning" or "error".
-            about: name of the set.
+            about: the set's name.
             text: the finding.
-            examples: names of images or identities. The first _SHOWN are printed.
+            examples: image or identity names. The first _SHOWN are printed.
         """
         self.counts[level] += 1
         examples = [*examples]
@@ -64,7 +64,7 @@ class Findings:
 
 
 class Examined(NamedTuple):
-    """A set that was examined: its name, its images and the scan of them."""
+    """A set that was examined: its name, its images and their scan."""
 
     name: str
     images: EvalSet
@@ -95,7 +95,7 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     ):
         if found:
             examples = [" = ".join(map(images.name_of, group.tolist())) for group in found]
-            # A pack contains an image once for each of its pairs.
+            # A pack contains an image once for each pair.
             note("note" if labels is None else "warning", text=f"{len(found):,} {text}", examples=examples)
     return Examined(name, images, seen)
 
@@ -131,8 +131,8 @@ def doctor(
     """Examine each set on its own, and each training set against the other sets.
 
     Args:
-        sets: name -> function that opens the set. A UserError of the function is reported as a finding.
-        trained: number of training sets. They come first in `sets`.
+        sets: name -> function that opens the set. If it raises UserError, that is reported as a finding.
+        trained: how many are training sets. They come first in `sets`.
         of_config: the sets come from a config. A labelled set for evaluation then has the trained classes, so
             it may share their identities.
 
@@ -153,15 +153,15 @@ def doctor(
 
 
 def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
-    """Write a list of the set's images without an error. Each line has a path and a label.
+    """Write a list with the set's images that have no error. Each line has a path and a label.
 
     The labels in the list have no gaps. Of copies in one class the list contains only the first. It contains
     no copy that is in several classes.
 
     Args:
-        labels: int64 [N], the label of each image, or -1 to omit it.
+        labels: int64 [N], each image's label, or -1 to omit it.
 
-    Raises UserError if the images have no files of their own.
+    Raises UserError if the images have no separate files.
     """
     data = examined.images.data
     if not isinstance(data, ImageFiles):

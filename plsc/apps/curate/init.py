@@ -15,7 +15,7 @@
     colour pictures                 flipped, cropped, with changed colours
     grey pictures                   cropped
 
-The picture size keeps the aspect ratio of the median picture and has about as many pixels as the square.
+The picture size keeps the median picture's aspect ratio and has about as many pixels as the square.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from plsc.utils.text import plural
 from plsc.utils.yaml_lines import dump_lines
 
 _SAMPLE = 200  # pictures that are decoded
-_FEW_PICTURES = 20_000  # with fewer, a small network of 64 x 64 pixels learns as much in minutes
+_FEW_PICTURES = 20_000  # with fewer, a small network at 64 x 64 pixels learns as much in minutes
 _MANY_PICTURES = 500_000
 _FEW_CLASSES = 2_000  # with fewer, the margin and the scale are small
 _HUNDREDS = 100
@@ -51,16 +51,16 @@ _RANKS = 2  # ranks in the suggested commands
 
 
 class DataSummary(NamedTuple):
-    """The facts about a set of pictures that determine its config.
+    """The facts about a picture set that determine its config.
 
     Attributes:
-        pictures: number of pictures.
-        classes: number of classes.
-        height, width: median over a sample of the pictures, in pixels.
-        grey: whether all pictures of the sample are grey.
-        hold_out: share of the classes to verify on. None if there are too few classes, or too few pictures of
-            each.
-        trained: number of pictures that are not held out.
+        pictures: picture count.
+        classes: class count.
+        height, width: median over a picture sample, in pixels.
+        grey: whether all pictures in the sample are grey.
+        hold_out: share of classes to verify on. None if there are too few classes, or too few pictures per
+            class.
+        trained: how many pictures are not held out.
     """
 
     pictures: int
@@ -73,13 +73,13 @@ class DataSummary(NamedTuple):
 
 
 def inspect_data(images: EncodedImages, name: str) -> DataSummary:
-    """Inspect a set of pictures.
+    """Inspect a picture set.
 
     Args:
         images: the set.
-        name: path of the set, for messages.
+        name: the set's path, for messages.
 
-    Raises UserError if there are too few classes, or if no picture of the sample can be decoded.
+    Raises UserError if there are too few classes, or if no picture in the sample can be decoded.
     """
     if images.num_classes < LEAST:
         raise UserError(
@@ -101,14 +101,14 @@ def inspect_data(images: EncodedImages, name: str) -> DataSummary:
     names = class_keys(images)
     hold_out = _share_to_hold_out(names)
     held = held_out(names, hold_out or 0)[images.labels]
-    if len(np.unique(images.labels[held])) == held.sum():  # one picture of each class makes no pair
+    if len(np.unique(images.labels[held])) == held.sum():  # one picture per class makes no pair
         hold_out, held = None, np.zeros(len(images), bool)
     trained = len(images) - int(held.sum())
     return DataSummary(len(images), images.num_classes, height, width, grey, hold_out, trained)
 
 
 def _share_to_hold_out(names: Sequence[str]) -> float | None:
-    """Choose the share of the classes to hold out from training.
+    """Choose the share of classes to hold out from training.
 
     With few classes it is a half, from which a gallery learns how similar strangers are. Otherwise it is the
     smallest share that contains ten classes. Return None if either side would have fewer than two classes.
@@ -124,7 +124,7 @@ def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
     Args:
         seen: the facts about the pictures.
         kind: name of the class that reads the pictures.
-        path: path of the pictures.
+        path: the pictures' path.
         output: the run's output folder.
     """
     few = seen.pictures < _FEW_PICTURES

@@ -1,4 +1,4 @@
-"""Examine every image of a set once: whether it can be decoded, whether it is dark, and its copies.
+"""Examine every image in a set once: whether it can be decoded, whether it is dark, and its copies.
 
 Threads are enough, because reading, hashing and OpenCV's decoding all release Python's lock. Try it:
 
@@ -18,16 +18,16 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
 
-_PART = 128  # images per task of a thread
+_PART = 128  # images per thread task
 
 
 class Scan(NamedTuple):
-    """The properties of the N images of a set.
+    """Properties of a set's N images.
 
     Attributes:
-        digests: uint64 [N, 2], digest of the encoded bytes, or of the pixels if the set has no encoded
+        digests: uint64 [N, 2], digest of the encoded bytes, or the pixels if the set has no encoded
             bytes. 0 if the image could not be read.
-        faults: index of an image -> why it cannot be used.
+        faults: image index -> why it cannot be used.
         dark: index of an image that is almost black or has one colour -> what is wrong with it.
     """
 
@@ -74,7 +74,7 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:
-    """Find the groups of two or more images with the same bytes.
+    """Find groups with two or more images that have the same bytes.
 
     Args:
         digests: uint64 [N, 2]. An image with the digest 0 was not read and is in no group.

@@ -1,7 +1,7 @@
-"""Find the wrong labels of a training set with the network that was trained on it.
+"""Find a training set's wrong labels with the network that was trained on it.
 
-A sample is compared with the mean of the other samples of its class, so that it does not vote for its own
-label. It is also compared with the means of all other classes. A label counts as wrong if the sample is much
+A sample is compared with the mean of its class's other samples, so that it does not vote for its own
+label. It is also compared with all other classes' means. A label counts as wrong if the sample is much
 nearer to another class than ordinary samples are. Try it:
 
     plsc doctor --trained output
@@ -28,7 +28,7 @@ class Noise(NamedTuple):
 
     Attributes:
         samples: int64 [W], sample indices.
-        classes: int64 [W], the nearest other class of each sample, or -1 if no class is clearly the label.
+        classes: int64 [W], each sample's nearest other class, or -1 if no class is clearly the label.
         scores: float64 [W], how much nearer each sample is to that class than ordinary samples are, in their
             deviations.
         twins: int64 [T, 2], pairs of classes that may be one class. Samples of the first that are nearest to
@@ -47,9 +47,9 @@ def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) ->
     A class of one or two samples gets no wrong label, because nothing shows which sample is wrong.
 
     Args:
-        embeddings: float [N, D]. A row of zeros excludes its sample.
+        embeddings: float [N, D]. A zero row excludes its sample.
         labels: int64 [N].
-        num_classes: number of classes.
+        num_classes: class count.
     """
     every = np.arange(len(labels))
     embeddings = finite_unit_rows(embeddings, every, "label noise")
@@ -86,13 +86,13 @@ def label_noise(embeddings: np.ndarray, labels: np.ndarray, num_classes: int) ->
 
 
 def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str, list[str]]]:
-    """Find the wrong labels of a run's training set.
+    """Find the wrong labels in a run's training set.
 
     Args:
         cfg: the run's config.
         data: the training set.
 
-    Returns the corrected labels, int64 [N], with -1 for a sample of no class, and the findings: text ->
+    Returns the corrected labels, int64 [N], with -1 for a sample without a class, and the findings: text ->
     examples.
     """
     embeddings = _embed(cfg, data)
@@ -115,7 +115,7 @@ def find_wrong_labels(cfg: Config, data: Dataset) -> tuple[np.ndarray, dict[str,
 
 
 def _embed(cfg: Config, data: Dataset) -> np.ndarray:
-    """Compute the embeddings of all samples with a checkpoint's network.
+    """Compute all samples' embeddings with a checkpoint's network.
 
     Returns float32 [N, D], with zeros for a corrupt sample.
     """

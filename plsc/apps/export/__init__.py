@@ -6,7 +6,7 @@ Each exported graph has one input and one output:
     embedding  float32 [batch, D], unit rows, so that a dot product is the cosine (zeros stay zeros)
 
 The graph normalises the image and the embedding. preprocessing.json describes the steps that remain outside
-the graph, and the cosine above which two images are of the same class. README.txt contains the same for
+the graph, and the cosine above which two images show the same class. README.txt contains the same for
 people.
 
 The graphs for Paddle Inference and ONNX Runtime are in the folder itself. The graphs for insightface and
@@ -87,7 +87,7 @@ def export(
     """Write `model` to a folder as graphs for any batch size.
 
     Every format is compared with the training graph in eval mode, both on the CPU. The folder appears only
-    after that, and replaces the folder of an earlier export. If ONNX cannot be written in this environment,
+    after that, and replaces an earlier export's folder. If ONNX cannot be written in this environment,
     the formats that need it are skipped with a warning. If the conversion to ONNX fails, the folder gets the
     other formats, and then UserError gives the reason. `model` keeps its device and its mode.
 
@@ -96,7 +96,7 @@ def export(
         out_dir: export folder.
         preprocessing: the data set's plsc.utils.preprocessing.Preprocessing.
         formats: formats as in Export.formats.
-        flip: add the embedding of the mirror image within the graph, as `plsc eval` and `plsc predict` do.
+        flip: add the mirror image's embedding within the graph, as `plsc eval` and `plsc predict` do.
         threshold: cosine above which two pictures show one class. None if not known.
         network: the identity that plsc.checkpoint.saved.Checkpoint.network computes.
 
@@ -155,9 +155,9 @@ def _about_onnx(failure: UserError, model: nn.Layer, rest: str) -> UserError:
     """Return the error for a missing ONNX graph. It names the reason and the layers that may be the cause.
 
     Args:
-        failure: the error of the conversion.
+        failure: the conversion's error.
         model: the network.
-        rest: end of the message, which lists what was written.
+        rest: the message's end, which lists what was written.
     """
     doubtful = doubtful_layers(model)
     cause = (
@@ -175,7 +175,7 @@ def _on_cpu(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> tu
 
     Exported graphs are compared on the CPU, because a GPU's products may have fewer digits.
 
-    Returns the examples of each batch size, see `make_example`, and the graph's names, see `save_paddle`.
+    Returns examples for each batch size, see `make_example`, and the graph's names, see `save_paddle`.
     """
     device = paddle.get_device()
     paddle.set_device("cpu")
@@ -208,7 +208,7 @@ def _possible(formats: Sequence[str]) -> list[str]:
 def _identity(folder: Path) -> tuple[int, int] | None:
     """Return a folder's inode and modification time, or None if it does not exist.
 
-    They distinguish the folder from a later one of the same name.
+    They distinguish the folder from a later one with the same name.
     """
     if not folder.exists():
         return None

@@ -19,12 +19,12 @@ _READS = {  # channel order -> cv2's flag and the code to [C, H, W] with which t
 def describe(
     preprocessing: Any, embedding_size: int, flip: bool, threshold: float | None, network: str | None
 ) -> dict:
-    """Return the content of preprocessing.json except "files" and "checks".
+    """Return preprocessing.json's content except "files" and "checks".
 
     Args:
         preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
         embedding_size: numbers per embedding.
-        flip: whether the graph adds the embedding of the mirror image.
+        flip: whether the graph adds the mirror image's embedding.
         threshold: cosine above which two pictures show one class. None if not known.
         network: the network's identity. None if not known.
     """
@@ -53,9 +53,9 @@ def describe(
 
 
 def readme(facts: dict) -> str:
-    """Return the text of README.txt, which describes this network and these files to people.
+    """Return README.txt's text, which describes this network and these files to people.
 
-    facts: the content of preprocessing.json.
+    facts: preprocessing.json's content.
     """
     _, *shape = facts["input"]["shape"]
     left, files = facts["preprocessing"], facts["files"]

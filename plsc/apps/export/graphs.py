@@ -16,14 +16,14 @@ from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
 from plsc.utils.preprocessing import DARKEST
 
-TOLERANCE = 1e-4  # largest difference of a component of an embedding of length 1
+TOLERANCE = 1e-4  # largest difference in a component of a unit embedding
 
 
 class _WithPreprocessing(nn.Layer):
-    """Computes embeddings of length 1 from raw images.
+    """Computes unit embeddings from raw images.
 
     An image that was already normalised gets zeros. Otherwise all such images would have similar embeddings,
-    and every pair of them would be accepted.
+    and every pair would be accepted.
     """
 
     def __init__(self, model: nn.Layer, preprocessing: Any, flip: bool):
@@ -58,7 +58,7 @@ def _errors_as_user_error(what: str) -> Iterator[None]:
 def save_paddle(model: nn.Layer, preprocessing: Any, flip: bool, folder: Path) -> dict:
     """Write the graph for Paddle Inference to `folder`.
 
-    Returns the names of its files ("files", "model", "params") and of its "input" and "output".
+    Returns the names for its files ("files", "model", "params") and its "input" and "output".
     """
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", "image")
     what = "Export: this backbone cannot be saved as one static graph"
@@ -87,7 +87,7 @@ def run_graph(folder: Path, names: dict, images: np.ndarray) -> np.ndarray:
 
     Args:
         folder: export folder.
-        names: names of the graph's files, input and output.
+        names: the graph's file, input and output names.
         images: float32 [B, *shape], raw pixels.
 
     Returns embeddings [B, D].
@@ -121,8 +121,8 @@ def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np
 
     Args:
         folder: export folder.
-        kind: format of the graph, as in Export.formats.
-        names: names of the graph's files, input and output.
+        kind: the graph's format, as in Export.formats.
+        names: the graph's file, input and output names.
         images, expected: an example of `make_example`.
 
     Returns the entry for "checks" in preprocessing.json.

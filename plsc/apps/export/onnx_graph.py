@@ -21,7 +21,7 @@ from paddle import nn
 from plsc.errors import UserError, escape
 
 MODEL = "model.onnx"
-OPSET = 17  # version of the ONNX operators, which ONNX Runtime has read since 1.12
+OPSET = 17  # version of ONNX's operators, which ONNX Runtime has read since 1.12
 NEED_ONNX = frozenset({"onnx", "insightface"})  # formats in Export.formats that need ONNX
 _NEEDED = ("paddle2onnx", "onnx", "onnxruntime")
 _CONVERT = """
@@ -54,7 +54,7 @@ def why_no_onnx() -> str | None:
 
 
 def doubtful_layers(model: nn.Layer) -> Sequence[str]:
-    """Return the class names of `model`'s layers that paddle2onnx is not known to convert correctly."""
+    """Return the class names for `model`'s layers that paddle2onnx is not known to convert correctly."""
     leaves = (layer for layer in model.sublayers(include_self=True) if not layer.sublayers())
     kinds = {type(leaf) for leaf in leaves if not type(leaf).__module__.startswith("plsc.")}
     return sorted({kind.__name__ for kind in kinds} - {*_CONVERTED.split()})
@@ -65,11 +65,11 @@ def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
 
     Args:
         folder: export folder.
-        source: names of the graph for Paddle Inference.
-        facts: the network's content of preprocessing.json. The file's metadata also contain it, under "plsc",
-            so that `plsc gallery` needs only the ONNX file.
+        source: the names in the graph for Paddle Inference.
+        facts: the network's content for preprocessing.json. The file's metadata also contain it, under
+            "plsc", so that `plsc gallery` needs only the ONNX file.
 
-    Returns the names of the ONNX graph.
+    Returns the ONNX graph's names.
 
     Raises UserError if paddle2onnx fails or writes an invalid graph.
     """
@@ -83,7 +83,7 @@ def save_onnx(folder: Path, source: dict, facts: dict) -> dict:
         _drop_unused_constants(model.graph)
         onnx.helper.set_model_props(model, {"plsc": json.dumps(facts)})
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # another program wrote the file, so errors of several types are possible
+    except Exception as error:  # another program wrote the file, so several error types are possible
         raise UserError(f"paddle2onnx wrote no valid graph ({str(error).splitlines()[0]})") from error
     onnx.save(model, str(target))
     return {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}

@@ -3,7 +3,7 @@
 `insightface.model_zoo.get_model` makes an ArcFaceONNX if the graph's input is square and its side is a
 multiple of 16 and at least 112. An ArcFaceONNX normalises pixels with mean and deviation 127.5, except if the
 first eight nodes contain one whose name begins with Sub and one whose name begins with Mul. It assumes that
-such a graph normalises pixels itself, as the graphs of plsc do.
+such a graph normalises pixels itself, as plsc's graphs do.
 
 PaddleX reads a picture as RGB and resizes it. It multiplies pixels by `scale` / `std`, subtracts `mean` /
 `std`, and divides the output by its length. The exported inference.yml makes it leave the pixels unchanged.
@@ -30,7 +30,7 @@ _YML = "inference.yml"
 
 
 def refuse_other_pictures(formats: Sequence[str], preprocessing: Any) -> None:
-    """Raise UserError if one of the formats cannot be used with the network's pictures.
+    """Raise UserError if a format cannot be used with the network's pictures.
 
     Args:
         formats: formats as in Export.formats.
@@ -55,9 +55,9 @@ def save_insightface(folder: Path, names: dict) -> dict:
 
     Args:
         folder: export folder.
-        names: names of the ONNX graph.
+        names: the ONNX graph's names.
 
-    Returns the names of the new graph.
+    Returns the new graph's names.
     """
     import numpy as np
     import onnx
@@ -86,10 +86,10 @@ def save_paddlex(folder: Path, names: dict, preprocessing: Any) -> dict:
 
     Args:
         folder: export folder.
-        names: names of the graph for Paddle Inference.
+        names: the names in the graph for Paddle Inference.
         preprocessing: the network's plsc.utils.preprocessing.Preprocessing.
 
-    Returns the names of the new graph.
+    Returns the new graph's names.
     """
     (folder / "paddlex").mkdir()
     for name in names["files"]:

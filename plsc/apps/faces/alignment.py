@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 
 SIZE = 112
-# Landmarks (x, y) of ArcFace in a picture of 112 x 112: the eye on the left of the picture, the eye on the
-# right, the nose, the left corner of the mouth, the right corner. OpenCV's alignCrop uses the same positions.
+# ArcFace's landmarks (x, y) in a 112 x 112 picture: the eye on the picture's left, the eye on the right, the
+# nose, the mouth's left corner, the right corner. OpenCV's alignCrop uses the same positions.
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
@@ -39,14 +39,14 @@ def align(photo: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.ndar
 
     Args:
         photo: pixels, uint8 [H, W, 3].
-        landmarks: points (x, y) in pixels, float [5, 2] in the order of TEMPLATE.
-        size: side of the result in pixels.
+        landmarks: points (x, y) in pixels, float [5, 2] in TEMPLATE's order.
+        size: the result's side in pixels.
 
     Returns the aligned face, uint8 [size, size, 3]. Pixels outside the photo are black.
     """
     matrix = similarity_transform(landmarks, TEMPLATE * (size / SIZE))
     times = int(1 / np.hypot(*matrix[:, 0]))
-    if times > 1:  # linear interpolation would skip most of the pixels
+    if times > 1:  # linear interpolation would skip most pixels
         height, width = photo.shape[:2]
         photo = cv2.resize(photo, (width // times, height // times), interpolation=cv2.INTER_AREA)
         scale = np.array([width, height]) / photo.shape[1::-1]

@@ -1,17 +1,17 @@
 """Crop aligned faces from photos to train on: `plsc align photos/ aligned/`.
 
-The largest face of each photo is rotated, scaled and shifted, so that eyes, nose and mouth are where face
+Each photo's largest face is rotated, scaled and shifted, so that eyes, nose and mouth are where face
 networks expect them. It is written as .png: the face from Ann/1.jpg as Ann/1.png, or as Ann/1.jpg.png if
 there is another file with the stem Ann/1. A photo whose second largest face is nearly as large is skipped,
 unless --groups is given.
 
 alignment.csv in the target folder has a row for each file, with these columns:
 
-- photo: the file of the photo.
+- photo: the photo's file.
 - aligned: the file that was written. Empty if the photo was skipped.
 - left_out: why the photo was skipped.
-- faces: the number of faces.
-- second: the area of the second largest face as a share of the largest face's area.
+- faces: how many faces there are.
+- second: the second largest face's area, relative to the largest face's.
 
 Exit codes:
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     detector = Detector()
 
     def align_photo(name: str) -> tuple[str, str, str, int, str]:
-        """Write the aligned face of a photo, and return the photo's row of alignment.csv."""
+        """Write a photo's aligned face, and return the photo's row for alignment.csv."""
         photo, faces = os.path.join(source, name), []
         try:
             pixels = read_photo(photo)
@@ -106,7 +106,7 @@ def _outputs(names: Sequence[str]) -> dict[str, str]:
 
 
 def add_groups(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--groups` to a command's parser. It selects the largest face of group photos."""
+    """Add the option `--groups` to a command's parser. It selects the largest face in group photos."""
     parser.add_argument(
         "--groups",
         action="store_true",
@@ -119,7 +119,7 @@ def _files(source: str, below: str = "") -> Iterator[str]:
 
     Args:
         source: the folder.
-        below: a subfolder of it, as a relative path. Only its files are yielded.
+        below: a subfolder in it, as a relative path. Only its files are yielded.
     """
     for name, is_folder in entries(os.path.join(source, below)):
         path = os.path.join(below, name)

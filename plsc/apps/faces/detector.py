@@ -10,12 +10,12 @@ from plsc.apps.faces.parallel import Pool
 from plsc.apps.faces.published import YUNET, path_of
 
 LEAST_SCORE = 0.8
-# YuNet finds faces of about 20 to 400 pixels. So a photo is first searched at a small size. If no face is
+# YuNet finds faces with about 20 to 400 pixels. So a photo is first searched at a small size. If no face is
 # found there, a larger size shows small faces, and a smaller size shows a face that fills the picture.
 _SIDES, _SMALLEST = (640, 1280), 320
-# Upside-down faces also get scores above 0.8, with the landmarks of an upright face. So the largest face is
+# Upside-down faces also get scores above 0.8, with an upright face's landmarks. So the largest face is
 # searched again in all four turns, with its surroundings, at this size. On LFW, 400 upright and 369
-# upside-down faces were found. The turn with the highest score was right for all of them.
+# upside-down faces were found. The turn with the highest score was right for all.
 _TURNED_SIDE, _SURROUNDINGS = 96, 2.0
 _UPRIGHT = 0.925  # faces with a higher score are upright: none of 1,295 upside-down faces had more than 0.916
 _WHOLE_TURNED_SIDE = 240  # size at which a photo without an upright face is turned
@@ -28,7 +28,7 @@ class Face(NamedTuple):
     """A face in a photo. Points are (x, y) in the photo's pixels."""
 
     landmarks: np.ndarray
-    """float64 [5, 2], in the order of plsc.apps.faces.alignment.TEMPLATE."""
+    """float64 [5, 2], in plsc.apps.faces.alignment.TEMPLATE's order."""
     box: tuple[int, int, int, int]
     """Left, top, width and height of the part inside the photo."""
 
@@ -75,7 +75,7 @@ class Detector:
 
         Args:
             photo: pixels, uint8 [H, W, 3].
-            turn: number of quarter turns counterclockwise.
+            turn: quarter turns counterclockwise.
             sides: longest sides in pixels to which the photo is shrunk, in this order.
 
         Returns a row for each face, float64 [n, 15], largest first: left, top, width, height, five landmarks
@@ -102,7 +102,7 @@ class Detector:
             photo: pixels, uint8 [H, W, 3].
             side: longest side in pixels to which the photo is shrunk.
 
-        Returns the number of quarter turns counterclockwise, or None if there is no face in any turn.
+        Returns the quarter turns counterclockwise, or None if there is no face in any turn.
         """
         small = _shrunk(photo, min(1.0, side / max(photo.shape[:2])))
         scores = [self._detect(_turned(small, turn))[:, 14].max(initial=0) for turn in range(4)]
@@ -117,7 +117,7 @@ class Detector:
 
 
 def _shrunk(photo: np.ndarray, scale: float) -> np.ndarray:
-    """Shrink a photo uint8 [H, W, 3] by a factor. A factor of 1 or more leaves it unchanged."""
+    """Shrink a photo uint8 [H, W, 3] by a factor. A factor from 1 up leaves it unchanged."""
     if scale >= 1:
         return photo
     height, width = photo.shape[:2]
@@ -126,7 +126,7 @@ def _shrunk(photo: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _turned(photo: np.ndarray, turn: int) -> np.ndarray:
-    """Turn a photo uint8 [H, W, 3] by a number of quarters counterclockwise."""
+    """Turn a photo uint8 [H, W, 3] by quarters counterclockwise."""
     return cv2.rotate(photo, _TURNS[turn]) if turn else photo
 
 
@@ -135,7 +135,7 @@ def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
 
     Args:
         photo: pixels, uint8 [H, W, 3].
-        row: the face, as a row of `_find_at_sizes`.
+        row: the face, as a row from `_find_at_sizes`.
     """
     left, top, width, height = row[:4]
     side = max(width, height) * _SURROUNDINGS
@@ -148,11 +148,11 @@ def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def _face(row: np.ndarray, turn: int, photo: np.ndarray) -> Face:
-    """Convert a row of `_find_at_sizes` to a face in the coordinates of the original photo.
+    """Convert a row from `_find_at_sizes` to a face in the original photo's coordinates.
 
     Args:
         row: a face in the turned photo.
-        turn: number of quarter turns counterclockwise.
+        turn: quarter turns counterclockwise.
         photo: the original photo, uint8 [H, W, 3].
     """
     height, width = photo.shape[:2]

@@ -1,7 +1,7 @@
 """Process several photos at once, with one thread for each photo.
 
-OpenCV's networks gain less from a second thread than from a second photo: two threads need 0.6 of the time of
-one thread for a photo of 480 x 360. So if there are several photos, each gets one thread. A single photo gets
+OpenCV's networks gain less from a second thread than from a second photo: two threads need 0.6 times as long
+as one thread for a 480 x 360 photo. So if there are several photos, each gets one thread. A single photo gets
 all threads.
 """
 
@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 
 import cv2
 
-_MOST = 16  # maximum number of threads, each of which has a network in memory
+_MOST = 16  # most threads, each with a network in memory
 _lock = threading.RLock()  # only one call at a time uses the threads
 T, R = TypeVar("T"), TypeVar("R")
 
 
 class Pool(Generic[T]):
-    """A pool of objects that one thread at a time may use. If all are lent, the pool makes another one.
+    """A pool whose objects one thread at a time may use. If all are lent, the pool makes another one.
 
         networks = Pool(open_network)
         with networks.one() as network:
@@ -49,7 +49,7 @@ class Pool(Generic[T]):
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield `work(item)` for each item, in the order of the items."""
+    """Yield `work(item)` for each item, in order."""
     if len(items) < 2:
         yield from map(work, items)
         return

@@ -14,8 +14,8 @@ from plsc.data.images import decode_pixels, read_file
 from plsc.errors import CorruptImageError, UserError, escape
 
 Picture = Any
-"""A path, the bytes of a file, an array uint8 [H, W, 3] in OpenCV's order BGR, or a Pillow image."""
-# Maximum area of the second largest face as a share of the largest. Above it, it is unclear whom the photo
+"""A path, a file's bytes, an array uint8 [H, W, 3] in OpenCV's order BGR, or a Pillow image."""
+# Maximum area of the second largest face, relative to the largest. Above it, it is unclear whom the photo
 # shows.
 _GROUP = 0.4
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
@@ -41,7 +41,7 @@ def read_photo(photo: Picture) -> np.ndarray:
     """Read a photo, and turn it by its EXIF orientation.
 
     Args:
-        photo: a path, the bytes of a file, an array or a Pillow image.
+        photo: a path, a file's bytes, an array or a Pillow image.
 
     Returns the pixels, uint8 [H, W, 3] in the order BGR.
 
@@ -70,7 +70,7 @@ def read_photo(photo: Picture) -> np.ndarray:
 def _bgr(pixels: np.ndarray, name: str) -> np.ndarray:
     """Convert pixels from a program to three channels.
 
-    OpenCV's networks accept any number of channels without an error. So this is checked here.
+    OpenCV's networks accept any channel count without an error. So this is checked here.
 
     Args:
         pixels: uint8 [H, W], or [H, W, C] with 1, 3 or 4 channels.
@@ -98,7 +98,7 @@ def _is_of_pillow(value: Any) -> bool:
 
 
 def _pixels_of_pillow(image: Any) -> np.ndarray:
-    """Return the pixels of a Pillow image in the order BGR, turned by its EXIF orientation."""
+    """Return a Pillow image's pixels in the order BGR, turned by its EXIF orientation."""
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)
@@ -125,7 +125,7 @@ def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[F
 
 
 def second_share(faces: Sequence[Face]) -> float:
-    """Return the area of the second largest face as a share of the largest face's area.
+    """Return the second largest face's area, relative to the largest face's.
 
     Returns 0.0 if there are fewer than two faces.
     """
@@ -142,7 +142,7 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
 
 
 def several_faces(faces: Sequence[Face]) -> str:
-    """Return a text with the number of faces and the second largest face's share of the largest face's area.
+    """Return a text with the face count and the second largest face's area, relative to the largest face's.
 
     Returns an empty text if there are fewer than two faces.
     """

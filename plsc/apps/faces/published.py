@@ -54,12 +54,12 @@ SFACE = Published(
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """Return the SHA-256 of a regular file, 64 hex digits. Raises the errors of open_regular."""
+    """Return a regular file's SHA-256, 64 hex digits. Raises what open_regular raises."""
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def path_of(published: Published) -> Path:
-    """Return the local path of a published file. Download the file if it does not exist.
+    """Return a published file's local path. Download the file if it does not exist.
 
     Raises UserError if it cannot be downloaded, or if its SHA-256 is wrong.
     """

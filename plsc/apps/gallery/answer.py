@@ -27,7 +27,7 @@ class Face:
     threshold: float | None = None
     """The similarity above which the nearest person is named. None if it is unknown."""
     box: tuple[int, int, int, int] | None = None
-    """Left, top, width and height in pixels of the picture. None if the whole picture was embedded."""
+    """Left, top, width and height in the picture's pixels. None if the whole picture was embedded."""
 
     def __str__(self) -> str:
         if self.name is None:
@@ -50,7 +50,7 @@ class Verification:
     same: bool
     """Whether the similarity is above the threshold."""
     similarity: float
-    """Cosine of the two embeddings, -1 to 1."""
+    """The two embeddings' cosine, -1 to 1."""
     threshold: float
     """The network's threshold for two pictures."""
 

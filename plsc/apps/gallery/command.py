@@ -9,7 +9,7 @@ Exit codes:
 
 - 0: success. `search` named every picture. `verify` found the same person.
 - 1: `search` could not name a picture. `verify` found two people. After `build` or `add`, or in `list`, the
-  gallery finds fewer than half of its own people.
+    gallery finds fewer than half its people.
 - 2: an error in the arguments or the input.
 """
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 Printed = tuple[str, int]
-"""Text for stdout and exit code of a command."""
+"""A command's text for stdout and exit code."""
 
 
 def _report_build(args: argparse.Namespace, gallery: Gallery) -> Printed:
@@ -143,7 +143,7 @@ def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> Print
     """Return the report about a gallery, and the exit code.
 
     Args:
-        first: first line of the report. The threshold follows.
+        first: the report's first line. The threshold follows.
         gallery: the gallery that the report is about.
         left_out: a line for each skipped picture. The report contains their number.
     """

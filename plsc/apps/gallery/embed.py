@@ -1,10 +1,10 @@
-"""Embed pictures with SFace, with any ONNX network for aligned faces, or with a run of plsc.
+"""Embed pictures with SFace, with any ONNX network for aligned faces, or with a plsc run.
 
     network = open_network()
     (prepared,) = network.embed_pictures(["ann.jpg"])
-    prepared.embeddings    # float32 [1, 128]: the unit-length embedding of the largest face
+    prepared.embeddings    # float32 [1, 128]: the largest face's unit embedding
 
-For a face network, the largest face of a picture is detected and aligned. A picture that already has the
+For a face network, a picture's largest face is detected and aligned. A picture that already has the
 network's input size (112 x 112, as `plsc align` writes it) is used unchanged.
 """
 
@@ -33,7 +33,7 @@ from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import Preprocessing
 
 Faces = Literal["largest", "clear", "all"]
-"""Which faces of a picture to embed.
+"""Which faces in a picture to embed.
 
 - "largest": the largest face.
 - "clear": the largest face. A picture whose second largest face is nearly as large is rejected.
@@ -41,11 +41,11 @@ Faces = Literal["largest", "clear", "all"]
 """
 _SFACE_THRESHOLD = 0.363  # for two pictures, published with the network
 _BATCH = 64
-_AT_ONCE = 256  # maximum number of pictures whose samples are in memory
+_AT_ONCE = 256  # most pictures whose samples are in memory
 
 
 def last_part(name: str) -> str:
-    """Return the last component of a name with folders, in Unicode form NFC: "faces/Ann" -> "Ann"."""
+    """Return the last component in a name with folders, in Unicode form NFC: "faces/Ann" -> "Ann"."""
     return unicodedata.normalize("NFC", name).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -53,20 +53,20 @@ class PreparedPicture(NamedTuple):
     """A picture that is prepared for the network, or the reason why it cannot be used."""
 
     samples: Sequence[np.ndarray] = ()
-    """Samples of the selected faces, or of the whole picture: uint8 [C, H, W] each."""
+    """Samples for the selected faces, or for the whole picture: uint8 [C, H, W] each."""
     faces: Sequence[Face] = ()
     """All faces in the picture, largest first. Empty if faces were not detected."""
     left_out: str = ""
     """Why the picture cannot be used, in one line. Empty if it can be used."""
     embeddings: np.ndarray | None = None
-    """Embeddings of the samples, float32 [n, D] of length 1. None before they are computed."""
+    """The samples' unit embeddings, float32 [n, D]. None before they are computed."""
 
 
 class EmbeddingNetwork(ABC):
-    """A network that turns samples into embeddings of length 1.
+    """A network that turns samples into unit embeddings.
 
     Attributes:
-        title: name of the network in messages.
+        title: the network's name in messages.
         identity: text that identifies its weights.
         origin: the arguments with which `open_network` opens it again.
         preprocessing: how its samples are prepared.
@@ -105,11 +105,11 @@ class EmbeddingNetwork(ABC):
         return PreparedPicture([to_sample(face, self.preprocessing) for face in cut], found)
 
     def embed_pictures(self, pictures: Sequence[Picture], faces: Faces = "largest") -> list[PreparedPicture]:
-        """Embed the selected faces of each picture.
+        """Embed each picture's selected faces.
 
         Args:
             pictures: the pictures to embed.
-            faces: which faces of each picture to select.
+            faces: which faces in each picture to select.
 
         Returns one result for each picture, in the same order. A result has `embeddings` or `left_out`, but
         no samples.
@@ -133,7 +133,7 @@ class EmbeddingNetwork(ABC):
         return embedded
 
     def embed(self, samples: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute the embeddings of samples, float32 [n, D] of length 1.
+        """Compute samples' unit embeddings, float32 [n, D].
 
         A row is zero if the network returns zeros for its sample.
         """
@@ -142,14 +142,14 @@ class EmbeddingNetwork(ABC):
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        """Compute the embeddings of samples uint8 [B, C, H, W], float32 [B, D] of any length."""
+        """Compute embeddings of any length, float32 [B, D], for samples uint8 [B, C, H, W]."""
 
     @functools.cached_property
     def _detector(self) -> Detector:
         return Detector()
 
     def trained_on(self) -> frozenset[str]:
-        """Return the names of the people that the network was trained on, without folders.
+        """Return the names of people that the network was trained on, without folders.
 
         The set is empty if they are unknown.
         """
@@ -202,7 +202,7 @@ class _RunNetwork(EmbeddingNetwork):
         checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
         origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
         described = f"{saved.path.parent.parent}, step {saved.step}"
-        self._flip = self._config.DataLoader.Eval.flip  # so that embeddings equal those of `plsc predict`
+        self._flip = self._config.DataLoader.Eval.flip  # so that embeddings equal `plsc predict`'s
         super().__init__(described, saved.network(self._flip), origin, saved.preprocessing)
         self.finds_faces = bool(saved.preprocessing.aligned)
         self.threshold = saved.threshold(self._flip)
@@ -223,9 +223,9 @@ def open_network(
     """Open a network.
 
     Args:
-        network: "sface", the path of an ONNX file, or an open network, which is returned. None means "sface".
-        config: folder or config of a run, which replaces "sface" or a path.
-        overrides: values that override keys of the config, as with `-o`.
+        network: "sface", an ONNX file's path, or an open network, which is returned. None means "sface".
+        config: a run's folder or config, which replaces "sface" or a path.
+        overrides: values that override the config's keys, as with `-o`.
 
     Raises UserError if the network does not exist or cannot be opened.
     """

@@ -1,6 +1,6 @@
 """Define the gallery: names, embeddings, and the network that computed them.
 
-Try it with the example of `Gallery`.
+Try it with `Gallery`'s example.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Gallery:
         print(answer.name or answer.reason)
 
     A change is on the disk when the call returns. All other objects and processes use it in their next
-    answer. Threads may share an object. Pictures are paths, bytes of files, arrays uint8 [H, W, 3] in
-    OpenCV's order BGR, or Pillow images. The network is opened when it is first needed. `len` returns the
-    number of people, and iterating yields their names.
+    answer. Threads may share an object. Pictures are paths, files' bytes, arrays uint8 [H, W, 3] in OpenCV's
+    order BGR, or Pillow images. The network is opened when it is first needed. `len` counts the people, and
+    iterating yields their names.
 
     Raises MissingFileError if there is no gallery, and UserError if it cannot be used.
 
@@ -52,7 +52,7 @@ class Gallery:
     """
 
     def __init__(self, path: str | os.PathLike, network: EmbeddingNetwork | str | None = None):
-        """Open a gallery. The arguments are those of `Gallery.open`."""
+        """Open a gallery. The arguments are `Gallery.open`'s."""
         self.left_out: list[str] = []
         self._store = _engine(path).open(path)
         self._network = None
@@ -91,15 +91,15 @@ class Gallery:
 
         Args:
             path: the new file, or milvus://host:port/name.
-            people: a folder that contains a folder of pictures for each person, or a mapping from names to
+            people: a folder that contains a folder with pictures for each person, or a mapping from names to
                 pictures.
             network: the network, as for plsc.apps.gallery.embed.open_network. None means SFace.
             rate: the accepted share of strangers who are named, between 0 and 0.5. See
                 plsc.apps.gallery.threshold.
-            groups: whether to use the largest face of photos whose second largest face is nearly as large. By
+            groups: whether to use the largest face in photos whose second largest face is nearly as large. By
                 default these photos are skipped, because it is unclear whom they show.
 
-        A picture is skipped if it cannot be used, or if it is equal to another picture of the same person.
+        A picture is skipped if it cannot be used, or if it equals another picture of the same person.
         Each skipped picture is logged and listed in `left_out`.
 
         Raises UserError if `path` exists, or if no picture can be used.
@@ -135,7 +135,7 @@ class Gallery:
         return gallery
 
     def __len__(self) -> int:
-        """Return the number of people."""
+        """Count the people."""
         return len(self._store)
 
     def __iter__(self) -> Iterator[str]:
@@ -148,16 +148,16 @@ class Gallery:
 
     @property
     def people(self) -> dict[str, int]:
-        """The number of pictures of each person, by name."""
+        """Each person's picture count, by name."""
         return self._store.people()
 
     @property
     def pictures(self) -> int:
-        """The number of pictures in the gallery."""
+        """How many pictures the gallery contains."""
         return sum(self.people.values())
 
     def pictures_of(self, name: str) -> list[str]:
-        """Return the names of a person's pictures. Raises UserError if nobody has this name."""
+        """Return a person's picture names. Raises UserError if nobody has this name."""
         names, _ = self._store.pictures(normalize_name(name))
         if not names:
             raise UserError(f"{self._store.name}: has nobody called {escape(name)}")
@@ -198,10 +198,10 @@ class Gallery:
             )
 
     def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
-        """Add pictures of a person.
+        """Add a person's pictures.
 
         Args:
-            name: name of the person, who may be new or known.
+            name: the person's name, new or known.
             pictures: one picture or several.
             groups: as for `build`.
 
@@ -247,7 +247,7 @@ class Gallery:
 
         Args:
             pictures: one picture or several. An array must be uint8 [H, W, 3] in OpenCV's order BGR.
-            top: maximum number of matches in an answer.
+            top: most matches in an answer.
             faces: which faces to look up: the largest of each picture, or all.
 
         Returns an answer for each picture. If a picture cannot be read or has no face, its answer has a
@@ -267,8 +267,8 @@ class Gallery:
         """Find the person whom each embedding shows.
 
         Args:
-            embeddings: embeddings of faces, float32 [n, D] of length 1.
-            top: maximum number of matches for a face.
+            embeddings: faces' unit embeddings, float32 [n, D].
+            top: most matches for a face.
 
         Returns a face without box for each embedding.
         """
@@ -283,7 +283,7 @@ class Gallery:
 
 
 def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None) -> Verification:
-    """Tell whether two pictures show the same person. The largest face of each picture is compared.
+    """Tell whether two pictures show the same person. Each picture's largest face is compared.
 
     Args:
         a: a picture.
@@ -340,7 +340,7 @@ def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
 
     Args:
         answers: answers for the faces that were looked up, largest first.
-        prepared: the picture, with the boxes of all its faces.
+        prepared: the picture, with its faces' boxes.
     """
     unknown = Face(None, [], "was not looked up")
     faces = [
@@ -369,7 +369,7 @@ def normalize_name(name: str) -> str:
 def _embed_people(
     network: EmbeddingNetwork, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[Embedded]], list[str]]:
-    """Embed the pictures of people.
+    """Embed people's pictures.
 
     Args:
         network: computes the embeddings.
@@ -393,7 +393,7 @@ def _embed_people(
 
 
 def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
-    """Add pictures of a person to a store. Skip pictures that are equal to another picture of the person.
+    """Add a person's pictures to a store. Skip pictures that are equal to the person's other pictures.
 
     Args:
         store: store in a transaction.
@@ -425,7 +425,7 @@ def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
 
     Args:
         picture: the picture.
-        taken: names of the person's other pictures.
+        taken: the names that the person's other pictures have.
     """
     name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))

@@ -1,13 +1,13 @@
-"""Store and search a gallery in Milvus, if its embeddings do not fit the memory of one machine.
+"""Store and search a gallery in Milvus, if its embeddings do not fit one machine's memory.
 
     Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
-    Gallery.open("milvus:people.db")              # a file of Milvus Lite, for one process
+    Gallery.open("milvus:people.db")              # a Milvus Lite file, for one process
 
-One collection contains all rows: the people, their pictures and the facts. The vector of a person's row is
-the normalized mean of the person's pictures. The methods are those of SqliteStore.
+One collection contains all rows: the people, their pictures and the facts. The vector in a person's row is
+the normalized mean of the person's pictures. The methods are SqliteStore's.
 
 Milvus has no transactions. Only one process may write at a time. If a process is killed, what it has written
-stays. The row of a new person is written after the pictures. So a search finds only people whose pictures are
+stays. A new person's row is written after the pictures. So a search finds only people whose pictures are
 complete.
 """
 
@@ -30,8 +30,8 @@ from plsc.errors import MissingFileError, UserError, escape
 from plsc.evaluation.search import unit_rows
 
 TOKEN = "PLSC_MILVUS_TOKEN"  # noqa: S105 (the name of a variable)
-_LONGEST = 65_535  # bytes of a text, the limit of Milvus
-_FACTS, _PERSON, _KNOWN, _MEASURES = range(4)  # kinds of rows
+_LONGEST = 65_535  # bytes per text, Milvus's limit
+_FACTS, _PERSON, _KNOWN, _MEASURES = range(4)  # row kinds
 _PICTURES = f"kind in [{_KNOWN}, {_MEASURES}]"
 
 
@@ -114,7 +114,7 @@ class MilvusStore:
         return self._do("query", filter=which, output_fields=["count(*)"])[0]["count(*)"]
 
     def people(self) -> dict[str, int]:
-        """Return the number of pictures of each person, sorted by name."""
+        """Return each person's picture count, sorted by name."""
         return dict(sorted(Counter(row["text"] for row in self._all(_PICTURES, "text")).items()))
 
     def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
@@ -168,7 +168,7 @@ class MilvusStore:
         return vectors, [row["text"] for row in rows], [row["picture"] for row in rows], measures
 
     def _all(self, which: str, *fields: str) -> list[dict[str, Any]]:
-        """Return the given fields of all rows that match a filter."""
+        """Return the given fields from all rows that match a filter."""
         with self.transaction():
             given = {"filter": which, "output_fields": [*fields]}
             pages = self._client.query_iterator(self._collection, **given)
@@ -179,7 +179,7 @@ class MilvusStore:
         return self._do("has_collection")
 
     def _make(self, width: int) -> None:
-        """Make the collection for vectors of `width` numbers."""
+        """Make the collection for vectors with `width` numbers."""
         from pymilvus import DataType
 
         schema = self._client.create_schema(enable_dynamic_field=False)
@@ -194,7 +194,7 @@ class MilvusStore:
         self._do("create_collection", schema=schema, index_params=index, consistency_level="Strong")
 
     def _do(self, action: str, *given: Any, **options: Any) -> Any:
-        """Call a method of the Milvus client with the collection as the first argument."""
+        """Call a Milvus client method with the collection as the first argument."""
         with self.transaction():
             return getattr(self._client, action)(self._collection, *given, **options)
 
@@ -202,14 +202,14 @@ class MilvusStore:
 def _row(
     kind: int, text: str, vector: np.ndarray, picture: str = "", number: int | None = None
 ) -> dict[str, Any]:
-    """Make a row of the collection.
+    """Make a row for the collection.
 
     Args:
         kind: _FACTS, _PERSON, _KNOWN or _MEASURES.
         text: the person's name, or the facts as JSON.
         vector: float32 [D].
         picture: the picture's name.
-        number: the row's id. None makes one from the names of person and picture.
+        number: the row's id. None makes one from the person's and the picture's names.
     """
     number = _hash(f"{text}\0{picture}") if number is None else number
     row = {"id": number, "kind": kind, "person": _hash(text)}

@@ -17,14 +17,14 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(ui
 _NORMALISING = {"Sub", "Add", "Mul", "Div", "BatchNormalization"}
 _PASSING = {"Cast", "Identity", "Transpose"}
 _ALIKE = 0.9999  # maximum cosine between the embeddings of two unrelated pictures
-_SHORTEST = 8  # minimum length of an embedding
+_SHORTEST = 8  # an embedding's minimum length
 
 
 class OnnxFile:
     """An ONNX file that ONNX Runtime runs.
 
     Args:
-        path: path of the file.
+        path: the file's path.
 
     Raises UserError if the file does not embed pictures, or if it gives two unrelated pictures the same
     embedding.
@@ -60,7 +60,7 @@ class OnnxFile:
         self._check()
 
     def _read_input(self) -> tuple[int, int, int]:
-        """Read the type, layout and batch size of the input. Return the shape [C, H, W] of its pictures."""
+        """Read the input's type, layout and batch size. Return its pictures' shape [C, H, W]."""
         inputs = self._session.get_inputs()
         described = ", ".join(f"{each.type} {each.shape}" for each in inputs)
         wanted = f"{self._path}: takes {described}; a network for pictures has one input [n, 3, H, W]"
@@ -116,7 +116,7 @@ class OnnxFile:
             )
 
     def _run(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Run samples uint8 [B, C, H, W] in batches of the network's size. Return all its outputs."""
+        """Run samples uint8 [B, C, H, W] in the network's batch size. Return all its outputs."""
         pixels = self.preprocessing(samples).astype(self._type)
         if self._channels_last:
             pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
@@ -130,7 +130,7 @@ class OnnxFile:
         return [np.concatenate(output)[: len(samples)] for output in zip(*parts)]
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
-        """Compute the embeddings of samples uint8 [B, C, H, W], float32 [B, D] of any length."""
+        """Compute embeddings of any length, float32 [B, D], for samples uint8 [B, C, H, W]."""
         return self._run(samples)[self._output].reshape(len(samples), -1).astype(np.float32)
 
 

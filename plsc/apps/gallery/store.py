@@ -5,13 +5,13 @@
         store.add("Ann", ["1.jpg"], [embedding])
 
 A gallery's file is never modified. A transaction writes a changed copy beside it, and then renames the copy
-to the gallery's name. So at every moment there is one file that contains the result of a whole transaction.
+to the gallery's name. So at every moment one file contains a whole transaction's result.
 It may be copied, moved, replaced and restored while other processes use it. It contains nothing that was
 removed.
 
 Readers take no lock and never wait. Writers lock the file, and wait for each other.
 
-The means of the people's embeddings are kept in memory. They are computed again if the file was replaced.
+The people's mean embeddings are kept in memory. They are computed again if the file was replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from plsc.evaluation.search import search, unit_rows
 from plsc.utils.atomic_write import atomic_write
 
 _WAIT = 60.0  # seconds to wait for another writer
-_AT_ONCE = 8192  # maximum number of rows in memory, in addition to the people's means
+_AT_ONCE = 8192  # most rows in memory, in addition to the people's means
 _APPLICATION = 0x706C7363  # "plsc", for `file` and other programs
 _SCHEMA = f"""
 PRAGMA application_id={_APPLICATION};
@@ -50,15 +50,15 @@ _JOINED = "FROM pictures JOIN people ON people.id = person"
 
 
 class _State(NamedTuple):
-    """The part of a file's content that is kept in memory."""
+    """What is kept in memory from a file."""
 
     stamp: tuple[int, ...] | None
     """Numbers that identify the file. None before they are set."""
     facts: dict[str, Any]
     people: dict[str, int]
-    """The number of pictures of each person, by name, in the order of enrolment."""
+    """Each person's picture count, by name, in enrolment order."""
     means: np.ndarray
-    """The mean embedding of each person, float32 [people, D], normalized to length 1."""
+    """Each person's mean embedding, float32 [people, D], normalized to length 1."""
 
 
 class SqliteStore:
@@ -93,7 +93,7 @@ class SqliteStore:
         """Make a gallery. The file appears at `path` after its whole content has been written to the disk.
 
         Args:
-            path: path of the new file.
+            path: the new file's path.
             fill: writes the gallery's content.
 
         Raises UserError if `path` exists, or if another process creates it in the meantime.
@@ -149,7 +149,7 @@ class SqliteStore:
                 yield sql
             finally:
                 self._local.sql = None
-            if self._local.removed:  # free pages of the file still contain what was removed
+            if self._local.removed:  # the file's free pages still contain what was removed
                 compact = beside.with_name("compact")
                 sql.execute("VACUUM INTO ?", [os.fspath(compact)])
                 os.replace(compact, beside)
@@ -168,15 +168,15 @@ class SqliteStore:
             self._change("REPLACE INTO facts VALUES (?, ?)", key, json.dumps(value))
 
     def __len__(self) -> int:
-        """Return the number of people."""
+        """Count the people."""
         return len(self._current().people)
 
     def people(self) -> dict[str, int]:
-        """Return the number of pictures of each person, by name, in the order of enrolment."""
+        """Return each person's picture count, by name, in enrolment order."""
         return self._current().people
 
     def pictures(self, name: str) -> tuple[list[str], np.ndarray]:
-        """Return the names of a person's pictures and their embeddings, float32 [n, D]."""
+        """Return a person's picture names and their embeddings, float32 [n, D]."""
         with self._sql() as sql:
             rows = sql.execute(
                 f"SELECT pictures.name, vector {_JOINED} WHERE people.name = ? ORDER BY pictures.id", [name]
@@ -186,12 +186,12 @@ class SqliteStore:
     def add(
         self, name: str, pictures: Sequence[str], vectors: Sequence[np.ndarray], measures: bool = True
     ) -> None:
-        """Add pictures of a person. The calling thread must be in a transaction.
+        """Add a person's pictures. The calling thread must be in a transaction.
 
         Args:
-            name: name of the person, who may be new or known.
-            pictures: names of the pictures, which the person must not have yet.
-            vectors: embedding of each picture, float32 [D] of length 1.
+            name: the person's name, new or known.
+            pictures: the pictures' names, which the person must not have yet.
+            vectors: each picture's unit embedding, float32 [D].
             measures: whether a new person's pictures are used to measure the threshold.
         """
         self._change("INSERT OR IGNORE INTO people (name, measures) VALUES (?, ?)", name, measures)
@@ -203,8 +203,8 @@ class SqliteStore:
         """Remove a person or a picture. A person is removed with the last picture.
 
         Args:
-            name: name of the person.
-            picture: name of a picture. None removes the person with all pictures.
+            name: the person's name.
+            picture: a picture's name. None removes the person with all pictures.
 
         Returns whether the person or picture existed.
         """
@@ -223,8 +223,8 @@ class SqliteStore:
         """Find the most similar people for each embedding.
 
         Args:
-            embeddings: float32 [n, D] of length 1.
-            top: maximum number of people for an embedding.
+            embeddings: float32 [n, D], unit rows.
+            top: most people for an embedding.
 
         Returns for each embedding the people's names and cosines, best first.
         """
@@ -239,12 +239,12 @@ class SqliteStore:
         ]
 
     def all_pictures(self) -> tuple[np.ndarray, list[str], list[str], np.ndarray]:
-        """Return all pictures, in the order of their people.
+        """Return all pictures, in their people's order.
 
         Returns four values:
 
         - the embeddings, float32 [n, D]
-        - the name of each picture's person
+        - each picture's person, by name
         - the name of each picture
         - whether each picture is used to measure the threshold, bool [n]
         """
@@ -272,7 +272,7 @@ class SqliteStore:
                 yield sql
 
     def _current(self) -> _State:
-        """Return the content of the current file. Read the file if it was replaced."""
+        """Return the current file's content. Read the file if it was replaced."""
         with _readable_errors(self.name):
             stamp = self._stamp()
             state = self._state
@@ -297,7 +297,7 @@ class SqliteStore:
                 return state
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return the stamp of the current file. Raises MissingFileError if it does not exist."""
+        """Return the current file's stamp. Raises MissingFileError if it does not exist."""
         try:
             return _stamp_of(os.stat(self._path))
         except FileNotFoundError:
@@ -306,12 +306,12 @@ class SqliteStore:
 
 
 def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that distinguish a file from earlier files of the same name."""
+    """Return numbers that distinguish a file from earlier files with the same name."""
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _load(sql: sqlite3.Connection) -> _State:
-    """Read the facts and the people, and compute the mean embedding of each person."""
+    """Read the facts and the people, and compute each person's mean embedding."""
     counted = sql.execute(
         "SELECT people.id, people.name, COUNT(pictures.id) FROM people JOIN pictures ON people.id = person "
         "GROUP BY people.id ORDER BY people.id"
@@ -337,7 +337,7 @@ def _facts(sql: sqlite3.Connection) -> dict[str, Any]:
 
 
 def _vectors(rows: Iterator[bytes] | Sequence[bytes]) -> np.ndarray:
-    """Convert the stored embeddings of rows to an array float32 [n, D]."""
+    """Convert rows' stored embeddings to an array float32 [n, D]."""
     rows = [*rows]
     width = len(rows[0]) // 4 if rows else 0
     return np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), width)
@@ -367,7 +367,7 @@ def _locked(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
-    """Replace errors of SQLite and of the operating system by a UserError of one line.
+    """Replace SQLite's and the operating system's errors by a UserError with one line.
 
     Args:
         path: the file's path for the message.

@@ -3,23 +3,23 @@
     threshold = measure(*store.all_pictures(), rate=0.01, prior=0.363)
     print(threshold.describe())
 
-A stranger is named if the cosine with any of the N people exceeds the threshold. At a rate of one stranger in
-a hundred, a single comparison of a face with a person exceeds the threshold with this probability:
-1 - 0.99 ** (1 / N). This tail of the distribution is estimated by comparing the gallery's pictures with its
-other people. People of the network's training set are not used, because they are less similar to each other
-than strangers are.
+A stranger is named if the cosine with any one among N people exceeds the threshold. If one stranger in a
+hundred may be named, a single comparison between a face and a person exceeds the threshold with this
+probability: 1 - 0.99 ** (1 / N). This tail is estimated by comparing the gallery's pictures with its other
+people. People in the network's training set are not used, because they are less similar to each other than
+strangers are.
 
 **The tail.** The distance d = 1 - cosine is bounded below by 0. Near such a bound, the tail is a power of the
 distance (the Weibull case of extreme value theory): P(distance < d) = share * (d / edge) ** exponent. The
-edge is a quantile. The exponent follows from the median of log(edge / d) for the distances below the edge. A
+edge is a quantile. The exponent follows from the median log(edge / d) for the distances below the edge. A
 few outliers cannot move this median. Hill's estimate uses the mean instead ("A simple general approach to
 inference about the tail of a distribution", 1975).
 
 **The prior.** The threshold that is published with a network is for two pictures. About one comparison in 500
-of a stranger with a person exceeds SFace's threshold. The result is the mean of two estimates of log d, from
-the tail and from the prior, weighted by their precision. The prior's variance contains the squared difference
-of the two estimates. So the prior loses its weight if the gallery contradicts it. A small gallery measures
-little, so its threshold is mostly the prior's.
+between a stranger and a person exceeds SFace's threshold. The result is the mean of two estimates for log d,
+from the tail and from the prior, weighted by their precision. The prior's variance contains the two
+estimates' squared difference. So the prior loses its weight if the gallery contradicts it. A small gallery
+measures little, so its threshold is mostly the prior's.
 
 **Suspected mistakes.** A picture is suspicious if it is much nearer to another person than the threshold. If
 it is also unlike its person's other pictures, it is reported as misfiled, and is not used for the
@@ -38,22 +38,22 @@ import numpy as np
 from plsc.evaluation.search import search, unit_rows
 
 RATE = 0.01
-"""Default share of strangers who may be named."""
+"""By default, this share of strangers may be named."""
 LEAST_PEOPLE = 10
-"""Number of people needed to measure a threshold if the network has none."""
+"""So many people are needed to measure a threshold if the network has none."""
 FEWEST_FOUND = 0.5
-"""Smallest share of its own people that a useful gallery finds."""
-_MOST_COSINES = 1 << 28  # maximum number of cosines in a measurement
-_NEAREST = 50  # number of people that a picture is compared with
-_PRIOR_SHARE = 1 / 500  # share of the comparisons that exceed a network's own threshold
-# SFace's exponent, and the number of independent comparisons that it counts for
+"""A useful gallery finds at least this share of its people."""
+_MOST_COSINES = 1 << 28  # most cosines in a measurement
+_NEAREST = 50  # how many people a picture is compared with
+_PRIOR_SHARE = 1 / 500  # share of comparisons that exceed a network's own threshold
+# SFace's exponent, and for how many independent comparisons it counts
 _PRIOR_EXPONENT, _PRIOR_TAIL = 24.0, 10.0
-_PRIOR_DEVIATION = 0.15  # standard deviation of the prior's log d
-_BEND = 0.015  # standard deviation of log d per unit of log(share) of extrapolation by the power law
-_OF_ONE = 3.0  # standard deviation of log d for one person, divided by the number of people if there are more
-_FITTED = 80  # minimum number of comparisons in the fitted tail
+_PRIOR_DEVIATION = 0.15  # the prior's standard deviation in log d
+_BEND = 0.015  # standard deviation in log d per unit of log(share) in extrapolation by the power law
+_OF_ONE = 3.0  # standard deviation in log d for one person, divided by the people count if there are more
+_FITTED = 80  # least comparisons in the fitted tail
 _APART = 0.8  # pictures nearer than this share of the threshold's distance look like one person
-_MOST_ALIKE = 20  # maximum number of reported lines
+_MOST_ALIKE = 20  # most reported lines
 _SMALLEST = 1e-6  # smaller distances count as this one
 
 
@@ -68,15 +68,15 @@ class GalleryThreshold:
     prior: float | None = None
     """The network's own threshold for two pictures. None if it is unknown."""
     size: int = 0
-    """The number of people in the gallery."""
+    """How many people the gallery contains."""
     people: int = 0
-    """The number of people whose pictures were compared with the others. If it is below 2, the cosine follows
+    """How many people's pictures were compared with the others. If it is below 2, the cosine follows
     from the prior alone."""
     strangers: float | None = None
     """The share of these people's pictures that would be named if their own person were not in the gallery.
     None if it was not measured."""
     found: float | None = None
-    """The share of its own people that the gallery finds. Each picture is searched among the person's other
+    """The share of its people that the gallery finds. Each picture is searched among the person's other
     pictures and all other people. None if nobody has two pictures."""
     alike: list[tuple[str, str]] = field(default_factory=list)
     """Pairs that look like one person, most similar first. The first entry is a picture (person/picture) or a
@@ -84,7 +84,7 @@ class GalleryThreshold:
 
     @property
     def finds_too_few(self) -> bool:
-        """Whether the gallery finds fewer than half of its own people."""
+        """Whether the gallery finds fewer than half its people."""
         return self.found is not None and self.found < FEWEST_FOUND
 
     def describe(self) -> str:
@@ -115,10 +115,10 @@ def measure(
     """Measure a gallery.
 
     Args:
-        vectors: embeddings of length 1, float32 [n, D]. The embeddings of a person are consecutive.
-        owners: name of each embedding's person, n names.
-        pictures: name of each embedding's picture, n names.
-        measures: whether to use each picture, bool [n]. False for people of the network's training set.
+        vectors: unit embeddings, float32 [n, D]. A person's embeddings are consecutive.
+        owners: each embedding's person, n names.
+        pictures: each embedding's picture, n names.
+        measures: whether to use each picture, bool [n]. False for people in the network's training set.
         rate: accepted share of strangers who are named.
         prior: the network's own threshold for two pictures, or None.
 
@@ -130,7 +130,7 @@ def measure(
     numbers = {name: number for number, name in enumerate(names)}
     owner = np.array([numbers[name] for name in owners])
     comparisons = _Comparisons(vectors, owner, np.asarray(measures, bool))
-    share = 1 - (1 - rate) ** (1 / len(names))  # accepted share of comparisons above the threshold
+    share = 1 - (1 - rate) ** (1 / len(names))  # accepted share above the threshold
     alike = []
     for wrong in (comparisons.misfiled, comparisons.same_people):
         cosine = comparisons.threshold(share, prior, wide=True)
@@ -149,9 +149,9 @@ def measure(
 
 
 class _Comparisons:
-    """The pictures of a gallery, each with its nearest people.
+    """A gallery's pictures, each with its nearest people.
 
-    The arguments are those of `measure`, except that `owner` contains numbers, int [n].
+    The arguments are `measure`'s, except that `owner` contains numbers, int [n].
     """
 
     def __init__(self, vectors: np.ndarray, owner: np.ndarray, measures: np.ndarray):
@@ -166,7 +166,7 @@ class _Comparisons:
         self._compare()
 
     def _compare(self) -> None:
-        """Compare the chosen pictures with the mean of each person's used pictures."""
+        """Compare the chosen pictures with each person's mean over used pictures."""
         used = np.flatnonzero(self._used)
         sums = np.zeros((self._people, self._vectors.shape[1]), np.float32)
         np.add.at(sums, self._owner[used], self._vectors[used])
@@ -176,7 +176,7 @@ class _Comparisons:
         self._whose = self._owner[self._asked]
         others = unit_rows(sums[self._whose] - asked)
         own = np.einsum("nd,nd->n", asked, others)
-        # The cosine with the mean of the person's other pictures.
+        # The cosine with the mean over the person's other pictures.
         self._own = np.where(self._counts[self._whose] > 1, own, -1.0)
         self._other = self._used[self._asked, np.newaxis] & (self._met != self._whose[:, np.newaxis])
         for one, other in self._same:
@@ -184,17 +184,17 @@ class _Comparisons:
                 self._other[self._whose == mine] &= self._met[self._whose == mine] != theirs
 
     def threshold(self, share: float, prior: float | None, wide: bool = False) -> float | None:
-        """Estimate the cosine that a share of the comparisons with strangers exceeds.
+        """Estimate the cosine that a share of comparisons with strangers exceeds.
 
         Args:
             share: the share of comparisons, between 0 and 1.
             prior: the network's own threshold for two pictures, or None.
-            wide: whether to fit a larger part of the tail, while it may still contain outliers.
+            wide: whether to fit a larger tail, while it may still contain outliers.
 
         Returns None if there are too few people and no prior.
         """
         cosines = self._cosines[self._other & self._measures[:, np.newaxis]]
-        if prior is not None:  # convert from the share of the prior to the share of this gallery
+        if prior is not None:  # convert from the prior's share to this gallery's share
             expected = math.log(max(1 - prior, _SMALLEST)) + math.log(share / _PRIOR_SHARE) / _PRIOR_EXPONENT
         if self.measuring_people < (LEAST_PEOPLE if prior is None else 2) or not len(cosines):
             return None if prior is None else max(-1.0, 1 - math.exp(expected))
@@ -204,8 +204,8 @@ class _Comparisons:
         fitted = int(min(fitted, max(1, count // 4), len(cosines) - 1)) or 1
         distances = np.sort(np.maximum(1 - cosines.astype(np.float64), _SMALLEST))
         edge = distances[min(fitted, len(distances) - 1)]
-        # Count the independent comparisons. The distance of Ann to Bob equals that of Bob to Ann. All
-        # pictures of a person have similar distances to other people.
+        # Count the independent comparisons. Ann's distance to Bob equals Bob's to Ann. All
+        # a person's pictures have similar distances to other people.
         independent = fitted * self.measuring_people / (2 * searches)
         slope = np.median(np.log(edge / distances[:fitted])) / math.log(2)
         exponent = (independent + _PRIOR_TAIL) / (independent * slope + _PRIOR_TAIL / _PRIOR_EXPONENT)
@@ -222,7 +222,7 @@ class _Comparisons:
         """Find the misfiled pictures, and exclude them from the measurement.
 
         A picture is misfiled if its cosine with another person exceeds `cosine` and the cosine with its own
-        person. If more than half of a person's pictures are like the other person, none of them is misfiled.
+        person. If more than half of a person's pictures are like the other person, none is misfiled.
 
         Returns for each picture: the cosine, the picture's number, the other person's number and True.
         """
@@ -243,9 +243,9 @@ class _Comparisons:
     def same_people(self, cosine: float) -> list[tuple[float, int, int, bool]]:
         """Find pairs of people who look like one person, and exclude the comparisons between them.
 
-        A pair looks like one person if the cosine of a picture of one with the other exceeds `cosine`.
+        A pair looks like one person if a picture's cosine with the other person exceeds `cosine`.
 
-        Returns for each pair: the cosine, the numbers of both people and False. Returns an empty list if
+        Returns for each pair: the cosine, both people's numbers and False. Returns an empty list if
         there are more pairs than people.
         """
         pairs: dict[tuple[int, int], float] = {}
@@ -262,7 +262,7 @@ class _Comparisons:
         """Collect cosines by person and other person.
 
         Args:
-            near: which comparisons to collect, bool of the shape of `_cosines`.
+            near: which comparisons to collect, bool, shaped like `_cosines`.
         """
         pairs: dict[tuple[int, int], list[float]] = {}
         for place, column in zip(*np.nonzero(near)):
@@ -271,12 +271,12 @@ class _Comparisons:
         return pairs
 
     def _nearest_other(self) -> np.ndarray:
-        """Return the highest cosine of each chosen picture with another person, -1 if there is no other
+        """Return each chosen picture's highest cosine with another person, -1 if there is no other
         person."""
         return np.where(self._other, self._cosines, -1.0).max(axis=1)
 
     def strangers(self, cosine: float) -> float | None:
-        """Return the share of pictures that would be named if their own person were not in the gallery.
+        """Return how many pictures, as a share, would be named if their own person were not in the gallery.
 
         Returns None if no picture can be compared.
         """
@@ -299,7 +299,7 @@ class _Comparisons:
 
 
 def choose_evenly(people: np.ndarray, most: int) -> np.ndarray:
-    """Choose pictures evenly: one of each person, then a second one of each, and so on.
+    """Choose pictures evenly: one per person, then a second one, and so on.
 
     Args:
         people: the person in each picture, names or numbers [N].

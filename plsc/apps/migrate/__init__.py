@@ -1,1 +1,1 @@
-"""Import weights of other programs: `plsc import`."""
+"""Import other programs' weights: `plsc import`."""

@@ -1,4 +1,4 @@
-"""Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and
+"""Import other programs' weights into a checkpoint folder, for `plsc predict`, `plsc export` and
 Global.init_from.
 
 It reads arcface_torch's backbone.pt (any state dict that torch.save wrote), .safetensors, and PLSC 2.4's
@@ -33,7 +33,7 @@ from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.text import plural
 
 _MOST = 10  # most tensors that an error names
-# Keys of the state dict in files that contain more, such as arcface_torch's checkpoint_gpu_0.pt.
+# The state dict's keys in files that contain more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
 _SKIPPED = {
     "num_batches_tracked": "torch counts batches there; nothing reads it",
@@ -42,7 +42,7 @@ _SKIPPED = {
 
 
 def read_weights(path: str) -> dict[str, np.ndarray]:
-    """Read the tensors of a .safetensors file, a .pdparams file or a file of torch.save.
+    """Read the tensors in a .safetensors file, a .pdparams file or a torch.save file.
 
     Returns name -> array. bfloat16 becomes float32.
 
@@ -72,17 +72,17 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 def match(
     tensors: Mapping[str, object], backbone: nn.Layer, path: str
 ) -> tuple[dict[str, np.ndarray], Counter]:
-    """Map the tensors of a file to the names of a network.
+    """Map a file's tensors to a network's names.
 
     torch's names (running_mean) and its linear weights [outputs, inputs] are converted to Paddle's. A file
     with Paddle's names is used unchanged.
 
     Args:
-        tensors: name -> tensor of the file.
+        tensors: name -> tensor in the file.
         backbone: the network.
-        path: path of the file, for messages.
+        path: the file's path, for messages.
 
-    Returns the arrays by the network's names, float32, and the number of skipped tensors for each reason.
+    Returns the arrays by the network's names, float32, and how many tensors were skipped for each reason.
 
     Raises UserError with a line for each tensor that is missing, is not in the network, or has another shape.
     It lists the first _MOST.
@@ -146,12 +146,12 @@ def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path:
 
 
 def import_weights(path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing) -> str:
-    """Write a file of weights as a checkpoint folder.
+    """Write a weights file as a checkpoint folder.
 
     The folder also gets config.yaml, which names the network.
 
     Args:
-        path: the file of weights.
+        path: the weights file.
         config: a config whose Model section describes the network.
         output: the folder, which must be new or empty.
         preprocessing: how images are prepared for these weights. Only the person who trained them knows it.

@@ -1,8 +1,8 @@
-"""Read PyTorch's files of weights (.pt and .pth, a state dict that torch.save wrote) without PyTorch.
+"""Read PyTorch's weights files (.pt and .pth, a state dict that torch.save wrote) without PyTorch.
 
-Such a file is an uncompressed zip archive. `data.pkl` is a pickle of the dict, in which a tensor is a call of
-torch._utils._rebuild_tensor_v2 on a storage. `data/KEY` contains the raw little-endian numbers of a storage.
-The pickle may use tensors, storages and OrderedDict. Anything else is refused by name, as in
+Such a file is an uncompressed zip archive. `data.pkl` pickles the dict, in which a tensor is a call to
+torch._utils._rebuild_tensor_v2 with a storage. `data/KEY` contains a storage's raw little-endian numbers. The
+pickle may use tensors, storages and OrderedDict. Anything else is refused by name, as in
 plsc/utils/safe_pickle.py. Try it:
 
     load_torch("backbone.pt")["fc.weight"]  # a numpy array
@@ -19,7 +19,7 @@ import numpy as np
 from plsc.utils.files import open_regular
 from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
 
-# The bits of BFloat16 are read as uint16, as in plsc/checkpoint/tensorfile.py.
+# BFloat16's bits are read as uint16, as in plsc/checkpoint/tensorfile.py.
 STORAGES = {
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2",
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1",
@@ -28,11 +28,11 @@ STORAGES = {
 
 
 def _rebuild_tensor(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: object) -> np.ndarray:
-    """Return a read-only view of the storage, so that any number of tensors takes no memory.
+    """Return a read-only view into the storage, so that any number of tensors takes no memory.
 
     Args:
         storage: [S], the numbers.
-        offset: index of the tensor's first number in the storage.
+        offset: where the tensor's first number is in the storage.
         shape: the tensor's shape.
         strides: step along each axis, in numbers.
 
@@ -62,7 +62,7 @@ class _TorchUnpickler(Unpickler):
         self._storages: dict[str, bytes] = {}
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
-        """Return the array of a storage. The archive is uncompressed, as torch.save writes it.
+        """Return a storage's array. The archive is uncompressed, as torch.save writes it.
 
         Raises Refused if the persistent object is not a storage.
         """
@@ -75,7 +75,7 @@ class _TorchUnpickler(Unpickler):
 
 
 def load_torch(path: str) -> object:
-    """Read a file of torch.save. It may contain tensors, dicts, lists and numbers.
+    """Read a torch.save file. It may contain tensors, dicts, lists and numbers.
 
     Returns its content, with tensors as read-only numpy arrays.
 

@@ -4,10 +4,10 @@ POST /search        Send a form with `picture`. Optional: ?faces=all&top=5.
                     In the answer, `name` is the person in the largest face, or null. `text` is the answer in
                     words. `faces` lists the faces, largest first. Each has a `box`: left, top, width and
                     height in pixels. With faces=all, each face also has a name and a text.
-GET /people         Returns {name: number of pictures}. Needs the token.
+GET /people         Returns {name: picture count}. Needs the token.
 POST /people        Send a form with `name`, `pictures` and `groups` (true or false). Needs the token.
 DELETE /people      ?name=Ann removes a person, ?name=Ann/3.jpg removes a picture. Needs the token.
-GET /health         Returns the number of people and the threshold.
+GET /health         Returns the people count and the threshold.
 GET /docs           Returns this page.
 
     curl -F picture=@who.jpg http://127.0.0.1:8000/search
@@ -45,7 +45,7 @@ except ImportError as error:
     raise UserError("plsc serve: pip install fastapi python-multipart uvicorn (the extra serve)") from error
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
-_MOST_AT_ONCE = 64  # maximum number of open requests (further ones are answered with status 503)
+_MOST_AT_ONCE = 64  # most open requests (further ones are answered with status 503)
 _SHORTEST_TOKEN = 16  # characters
 _FORMS = {
     "/search": "one file as curl -F picture=@who.jpg",
@@ -167,7 +167,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
 
 
 class _Uploaded(bytes):
-    """The bytes of a picture, with its name for messages."""
+    """A picture's bytes, with its name for messages."""
 
     def __new__(cls, file: UploadFile):
         made = super().__new__(cls, file.file.read())

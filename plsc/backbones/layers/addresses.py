@@ -1,19 +1,19 @@
 """Draw random numbers by address in a forward pass. An address is (seed, step, layer, sample).
 
-The numbers of a random generator depend on everything drawn before. Addressed numbers do not. A step
+A random generator's numbers depend on everything drawn before. Addressed numbers do not. A step
 therefore gives the same masks if its samples pass through the network in one batch or in several, on one rank
 or on many, and again if a layer is recomputed in the backward pass. Sample n gets this number in layer l at
 position j:
 
     a[n] * b[l] * x[j] + c[n] * d[l]      mod 2**64
 
-a and c are random 64-bit numbers of (seed, step, n), b and d are odd numbers of l, and x is an odd number of
-j. This is multilinear hashing (Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair
-problem", 1997). It takes three int64 operations per number, runs on the tensor's device, and gives the same
-numbers on every device. Philox draws a, b, c, d and x.
+a and c are random 64-bit functions of (seed, step, n), b and d are odd functions of l, and x is an odd
+function of j. This is multilinear hashing (Dietzfelbinger et al., "A reliable randomized algorithm for the
+closest-pair problem", 1997). It takes three int64 operations per number, runs on the tensor's device, and
+gives the same numbers on every device. Philox draws a, b, c, d and x.
 
     addresses = Addresses(net, seed=0)
-    with addresses.use(step=7, first=32, count=16):  # samples 32 to 47 of the step
+    with addresses.use(step=7, first=32, count=16):  # samples 32 to 47 in the step
         net(images)
 
 Outside such a block the layers draw from Paddle's generator, as Paddle's own layers do.
@@ -30,8 +30,8 @@ from paddle import nn
 
 from plsc.distributed.device import to_device
 
-_LAYER = 1  # second word of Philox's key for layers
-_POSITION = 2  # second word of Philox's key for positions
+_LAYER = 1  # Philox's second key word for layers
+_POSITION = 2  # Philox's second key word for positions
 
 
 # The current forward pass: random numbers int64 [B, 2] of its samples on the device, and each layer's number.
@@ -39,10 +39,10 @@ _samples: ContextVar[tuple[paddle.Tensor, dict[nn.Layer, int]] | None] = Context
 
 
 class Addresses:
-    """Numbers the layers of a network, and gives a forward pass the addresses of its samples.
+    """Numbers a network's layers, and gives a forward pass its samples' addresses.
 
     Args:
-        net: network that contains layers of this module.
+        net: network that contains layers from this module.
         seed: the run's seed, at least 0.
     """
 
@@ -52,7 +52,7 @@ class Addresses:
 
     @contextlib.contextmanager
     def use(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Address the samples `first` to `first + count - 1` of a step inside the block.
+        """Inside the block, address a step's samples `first` to `first + count - 1`.
 
         The block may run forward passes, and backward passes that recompute them.
         """
@@ -71,7 +71,7 @@ class Dropout(nn.Dropout):
 
     Args:
         p: probability, 0 to 1.
-        axis: None to decide for each number, or 0 to decide once for all numbers of a sample.
+        axis: None to decide for each number, or 0 to decide once for a sample's numbers.
     """
 
     def __init__(self, p: float = 0.5, axis: int | None = None):
@@ -89,7 +89,7 @@ class Dropout(nn.Dropout):
 
 
 def random_scores(layer: nn.Layer, count: int, size: int) -> paddle.Tensor:
-    """Draw random numbers [count, size] for the samples of a forward pass. Only their order has a meaning."""
+    """Draw random numbers [count, size] for a forward pass's samples. Only their order has a meaning."""
     if _samples.get() is None:
         return paddle.rand([count, size])
     return _numbers(layer, size)

@@ -37,13 +37,13 @@ class _Steps(NamedTuple):
 
 
 class _Convolution:
-    """The operations of a convolution of one shape.
+    """A convolution's operations for one shape.
 
-    Each operation gets the weights in the layout that it prefers. The conversion takes less than 1 % of a
-    convolution's time in training.
+    Each operation gets the weights in the layout that it prefers. The conversion takes less than 1 % of its
+    time in training.
 
     Args:
-        shape: (B, H, W, outputs, inputs of a group, height and width of the kernel).
+        shape: (B, H, W, outputs, inputs per group, kernel height and width).
         steps: stride, padding, dilation and groups.
         biased: whether the convolution has a bias.
         dtype: oneDNN's number for the pictures' dtype. Weights, bias and their gradients are float32.
@@ -112,7 +112,7 @@ class _Convolution:
         return out
 
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:
-        """Compute the gradient of the weight, and of the bias if there is one."""
+        """Compute the weight's gradient, and the bias's if there is one."""
         out = empty(self._weights_shape)
         at_x, at_grad = self._address(x, self._source_shape), self._address(grad, self._target_shape)
         at_out = address(out, self._weights_shape)

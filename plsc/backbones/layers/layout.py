@@ -1,9 +1,9 @@
 """Decide how a layer computes, and in which layout its pictures are.
 
 With oneDNN and the compiled kernels, pictures between layers are [N, H, W, C]. With Paddle's operators they
-are [N, C, H, W]. A network calls `enter` on its images, and `leave` on the output of its last layer for
-pictures. Every layer in between asks `by_onednn`. The answer depends on the tensor and the process alone, so
-a layer that is recomputed in the backward pass gets the same answer.
+are [N, C, H, W]. A network calls `enter` on its images, and `leave` on its last picture layer's output. Every
+layer in between asks `by_onednn`. The answer depends on the tensor and the process alone, so a layer that is
+recomputed in the backward pass gets the same answer.
 """
 
 import contextlib
@@ -52,13 +52,12 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
-    """Convert float32 images [B, C, H, W] into the layout and dtype of the layers that follow."""
+    """Convert float32 images [B, C, H, W] into the following layers' layout and dtype."""
     return run(_Turn, images_BCHW, True, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
-    """Convert pictures from the layers' layout back to [N, C, H, W], and any of the layers' tensors to
-    float32."""
+    """Convert pictures from the layers' layout back to [N, C, H, W], and any layer's tensor to float32."""
     if not by_onednn(x):
         return x
     if x.ndim == 4:
@@ -97,7 +96,7 @@ def _turn(shape: tuple[int, ...], last: bool, source: int, target: int) -> onedn
     Args:
         shape: (N, C, H, W), in both directions.
         last: True to copy to [N, H, W, C], False to copy to [N, C, H, W].
-        source, target: oneDNN's numbers of the dtypes.
+        source, target: oneDNN's numbers for the dtypes.
     """
     samples, channels, height, width = shape
     turned = (samples, height, width, channels)

@@ -2,7 +2,7 @@
 
     y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip)
 
-Each of these takes one or two passes over memory if it runs alone, in most cases on one thread. Together they
+Each takes one or two passes over memory if it runs alone, in most cases on one thread. Together they
 take two passes over the input forward and two backward, in compiled kernels (plsc/native/layers). The source
 is Ioffe & Szegedy, "Batch Normalization" (2015). The running statistics are Paddle's, with the biased
 variance.
@@ -31,8 +31,8 @@ def normalise(
         norm: batch norm over channels. It uses the batch's statistics in training, else the running ones.
         x: pictures in the layers' layout (see plsc.backbones.layers.layout), or [N, C].
         active: nn.ReLU, nn.PReLU or None.
-        skip: tensor of x's shape, or None. It must be None with nn.PReLU, since the kernel takes the sign of
-            the activation's input from y.
+        skip: tensor shaped like x, or None. It must be None with nn.PReLU, since the kernel takes the
+            activation input's sign from y.
     """
     if by_onednn(x):
         slope = active._weight if isinstance(active, nn.PReLU) else None
@@ -67,7 +67,7 @@ class _Normalise(PyLayer):
         ctx.kind = kind
         ctx.training = norm.training
         y = empty(x.shape, x.dtype)
-        kept = empty([2, x.shape[-1]])  # mean and 1 / deviation of each channel
+        kept = empty([2, x.shape[-1]])  # each channel's mean and 1 / deviation
         like_x = x.shape, x.dtype
         library().plsc_norm_forward(
             _is_half(x),

@@ -13,7 +13,7 @@ from plsc.native import onednn
 
 
 class ReLU(nn.ReLU):
-    """Replaces negative numbers by 0 in a tensor of any shape."""
+    """Replaces negative numbers by 0 in any tensor."""
 
     def forward(self, x):
         if by_onednn(x):
@@ -22,11 +22,11 @@ class ReLU(nn.ReLU):
 
 
 class AvgPool2D(nn.AvgPool2D):
-    """Averages squares of a picture that do not overlap. Pixels at the right and bottom that fill no square
+    """Averages a picture's squares, which do not overlap. Pixels at the right and bottom that fill no square
     are ignored.
 
     Args:
-        side: side of a square, in pixels.
+        side: a square's side, in pixels.
     """
 
     def __init__(self, side: int):
@@ -46,9 +46,9 @@ def eltwise(count: int, kind: int, alpha: float, beta: float, dtype: int) -> tup
 
     Args:
         count: how many numbers.
-        kind: oneDNN's number of an algorithm whose name ends in _OF_OUTPUT.
+        kind: oneDNN's number for an algorithm whose name ends in _OF_OUTPUT.
         alpha, beta: the algorithm's parameters.
-        dtype: oneDNN's number of the dtype.
+        dtype: oneDNN's number for the dtype.
     """
     x = onednn.describe((count,), dtype=dtype)
     numbers = [c_float(alpha), c_float(beta)]
@@ -69,7 +69,7 @@ def _relu(shape: tuple[int, ...], dtype: int) -> tuple[onednn.Operation, ...]:
 
 @onednn.kept
 def _pool(shape: tuple[int, ...], side: int, dtype: int) -> tuple[onednn.Operation, ...]:
-    """Make the forward and backward operations on pictures of this shape, [N, H, W, C]."""
+    """Make the forward and backward operations on pictures with this shape, [N, H, W, C]."""
     samples, height, width, channels = shape
     source = onednn.channels_last(shape, dtype)
     target = onednn.channels_last((samples, height // side, width // side, channels), dtype)

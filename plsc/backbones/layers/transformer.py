@@ -1,9 +1,9 @@
-"""Layers of a vision transformer: linear layers, layer norms, attention, and sums of branches.
+"""A vision transformer's layers: linear layers, layer norms, attention, and sums of branches.
 
-On a CPU each layer is one PyLayer of oneDNN operations. Paddle would run several operators, some of them on
-one thread. If `by_onednn` is False, a layer runs Paddle's operators, with the same results except for
-rounding. Parameters, their names and their initial weights are those of Paddle's layers. Tokens are float32
-or bfloat16. Parameters and their gradients are float32.
+On a CPU each layer is one PyLayer with oneDNN operations. Paddle would run several operators, some on one
+thread. If `by_onednn` is False, a layer runs Paddle's operators, with the same results except for rounding.
+Parameters, their names and their initial weights are Paddle's. Tokens are float32 or bfloat16. Parameters and
+their gradients are float32.
 
     B images   N tokens   W width   H heads   S = W / H
 """
@@ -62,7 +62,7 @@ def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
         return run(_Attention, qkv, heads)
     width = qkv.shape[2] // 3
     size = width // heads
-    # 0 keeps a dimension as it is, so that an exported network takes any number of images
+    # 0 keeps a dimension as it is, so that an exported network takes any batch size
     query, key, value = qkv.reshape([0, 0, 3, heads, size]).transpose([2, 0, 3, 1, 4]).unbind(0)
     weights = nn.functional.softmax(paddle.matmul(query, key, transpose_y=True) * size**-0.5)
     return paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([0, 0, width])
@@ -96,9 +96,9 @@ class _Product:
     takes.
 
     Args:
-        shapes: shapes of the left side, the right side and the result.
+        shapes: the shapes on the left side, on the right side and in the result.
         strides: the weights' strides in memory, counted in elements. None for C order.
-        dtype: oneDNN's number for the dtype of the left side and the result.
+        dtype: oneDNN's number for the left side's and the result's dtype.
         bias: whether a bias is added.
         post_ops: oneDNN's operations on the result.
     """
@@ -126,7 +126,7 @@ _product = kept(_Product)
 
 @kept
 def _weight_gradient(count: int, inputs: int, outputs: int) -> onednn.Operation:
-    """Make the product of x and the result's gradient, both bfloat16. It gives the weight's gradient,
+    """Make the product between x and the result's gradient, both bfloat16. It gives the weight's gradient,
     float32."""
     turned = describe((inputs, count), (1, inputs), BFLOAT16)
     return _matmul(turned, describe((count, outputs), dtype=BFLOAT16), None, describe((inputs, outputs)))
@@ -134,7 +134,7 @@ def _weight_gradient(count: int, inputs: int, outputs: int) -> onednn.Operation:
 
 @kept
 def _sum_of_columns(count: int, width: int, dtype: int) -> tuple[onednn.Operation, paddle.Tensor]:
-    """Make a product with a row of ones, and that row. It is oneDNN's fastest sum over rows."""
+    """Make a product with a row that is all ones, and that row. It is oneDNN's fastest sum over rows."""
     rows = describe((count, width), dtype=dtype)
     product = _matmul(describe((1, count), dtype=dtype), rows, None, describe((1, width)))
     return product, paddle.ones([count], "bfloat16" if dtype == BFLOAT16 else "float32")
@@ -248,7 +248,7 @@ class _LayerNorm(PyLayer):
 
 
 class _Products:
-    """The operations of attention for one image. The scores of all its heads fit the second-level cache."""
+    """Attention's operations for one image. All its heads' scores fit the second-level cache."""
 
     def __init__(self, tokens: int, width: int, heads: int, dtype: int):
         o = onednn
@@ -256,7 +256,7 @@ class _Products:
         shape = (heads, tokens, tokens)
         scores = describe(shape, dtype=dtype)
         turned = describe(shape, (tokens * tokens, 1, tokens), dtype)
-        # One of query, key and value inside the rows of qkv: [H, N, S], and transposed [H, S, N].
+        # Query, key or value inside qkv's rows: [H, N, S], and transposed [H, S, N].
         part = describe((heads, tokens, size), (size, 3 * width, 1), dtype)
         part_transposed = describe((heads, size, tokens), (size, 1, 3 * width), dtype)
         out = describe((heads, tokens, size), (size, width, 1), dtype)
@@ -266,7 +266,7 @@ class _Products:
         self.softmax = o.Operation(
             "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
         )
-        if dtype == FLOAT32:  # a kernel of our own: oneDNN's operation is slow on processors without AVX-512
+        if dtype == FLOAT32:  # our own kernel, since oneDNN's operation is slow on processors without AVX-512
             self.softmax_backward = lambda weights, _, in_place: library().plsc_attention_weights_backward(
                 weights, heads * tokens, tokens, in_place
             )
@@ -347,7 +347,7 @@ def _binary(
         kind: oneDNN's ADD or MULTIPLY.
         shape: x's shape. other: y's shape, which is broadcast.
         dtype, other_dtype: oneDNN's numbers for the dtypes of x and y.
-        added: whether z is added, of x's shape and dtype.
+        added: whether z is added, with x's shape and dtype.
     """
     o = onednn
     x = describe(shape, dtype=dtype)

@@ -15,13 +15,13 @@ class Weights:
         rounded: describes them in Paddle's layout and the operation's dtype. It is `plain` itself for
             float32.
         operation: the operation that takes or writes the weights.
-        argument: number of the weights among the operation's arguments, DNNL_ARG_*.
+        argument: the weights' number among the operation's arguments, DNNL_ARG_*.
     """
 
     def __init__(self, plain: c_void_p, rounded: c_void_p, operation: onednn.Operation, argument: int):
         other = operation.layout(argument)
         self._size = operation.size(argument)
-        # A change of layout jumps through memory. Weights outside the cache are therefore rounded first, in
+        # Changing the layout jumps through memory. Weights outside the cache are therefore rounded first, in
         # order, which halves their bytes.
         first = self._size > _LARGE and not onednn.same(plain, rounded)
         start = rounded if first else plain
@@ -30,7 +30,7 @@ class Weights:
         self._back = None if onednn.same(plain, other) else _reorder(other, plain)
 
     def convert(self, address: int) -> int:
-        """Convert the weights at `address` for the operation. Return the address of the result."""
+        """Convert the weights at `address` for the operation. Return the result's address."""
         if self._round is not None:
             rounded = onednn.buffer(self._size, "rounded weights")
             self._round(address, rounded)
