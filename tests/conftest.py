@@ -23,12 +23,12 @@ def settings():
     return {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
 
 
-# Equal bits are promised for equal threads and one code path of the matrix products, and both are fixed by
-# the first of them. So all processes of the tests have one thread and the code path that plsc would choose,
-# from before Paddle is imported.
+# Equal bits are promised for equal threads and one BLAS code path, and the first matrix product fixes both.
+# So all test processes have one thread and the code path that plsc would choose, from before Paddle is
+# imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 environment.prepare()
-# Not where the system gives ports to connections, one of which may come before a test opens its own.
+# Avoid ports that the system gives to connections, one of which may come before a test opens its own.
 os.environ["PORT_RANGE"] = "10000:32000"
 USERS = settings()
 do_not_sync()

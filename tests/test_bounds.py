@@ -1,4 +1,4 @@
-"""The bounds of float32 hold for sums in any order, and not for an error in one of the terms."""
+"""The float32 bounds hold for sums in any order, and not if one term has an error."""
 
 from functools import partial
 
@@ -65,7 +65,7 @@ def test_a_network_its_gradients_and_statistics():
 
 
 def test_what_rounding_grows_to_over_steps():
-    """Of a chaotic map: 1e-7 is 1e-7 * 2**10 after ten steps, and the bound with it."""
+    """In a chaotic map 1e-7 is 1e-7 * 2**10 after ten steps, and so is the bound."""
 
     def steps(x, count):
         for _ in range(count):

@@ -211,7 +211,7 @@ def people(folder, names):
 
 
 def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it(tmp_path):
-    """Their labels would all be those of other people: an accuracy of 0 for a perfect network."""
+    """All labels would belong to other people: an accuracy of 0 for a perfect network."""
     sets = [people(tmp_path / "train", ["Ann", "Bob", "Cy"]), people(tmp_path / "val", ["Bob", "Cy"])]
     keys = [
         f"Global.output_dir={tmp_path / 'out'}",

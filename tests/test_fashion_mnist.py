@@ -71,7 +71,7 @@ def test_ten_steps_on_1_2_and_4_ranks_end_in_the_same_parameters(tmp_path):
         head = {f"head: {name}": value for name, value in trainer.head.bank.state().items()}
         return {**{f"backbone: {name}": value.numpy() for name, value in net.state_dict().items()}, **head}
 
-    # The longest sum, the gradient of the first bias, is over 26 x 26 places of each sample.
+    # The longest sum, the first bias's gradient, is over 26 x 26 places per sample.
     want, bound = rounded(net, train, terms=256 * 26 * 26, times=2)
     parameters = {name for name in want if not name.endswith("momentum")}
     assert sum(want[name].size for name in parameters) == 129_068

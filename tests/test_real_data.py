@@ -1,5 +1,4 @@
-"""The configs of real pictures: every config is whole, and those of LFW and Omniglot train where the pictures
-are."""
+"""Configs for real pictures: every config is whole, and LFW's and Omniglot's train if the pictures exist."""
 
 import tarfile
 from pathlib import Path
@@ -45,7 +44,7 @@ def omniglot(tmp_path_factory):
 
 
 def first_pairs(path, folder):
-    """The first 50 pairs of each of the two kinds, of LFW's 500."""
+    """The first 50 pairs of each kind, from LFW's 500."""
     count, *lines = Path(path).read_text().splitlines()
     kept = ["50", *lines[:50], *lines[int(count) : int(count) + 50]]
     (folder / "pairs.txt").write_text("".join(f"{line}\n" for line in kept))

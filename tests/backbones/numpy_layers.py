@@ -33,7 +33,7 @@ def convolve(x, weight, stride=1, padding=0):
 
 
 def batch_norm(x, state, name, epsilon=1e-5):
-    """Batch norm by its running statistics, of maps or of vectors."""
+    """Batch norm by its running statistics, for maps or vectors."""
     gain, bias, mean, variance = (
         state[f"{name}.{part}"].reshape(1, -1, *[1] * (x.ndim - 2))
         for part in ("weight", "bias", "_mean", "_variance")

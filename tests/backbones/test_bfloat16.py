@@ -24,8 +24,8 @@ from tests.helpers.bounds import HALF_EPS, assert_within, rounded
 
 pytestmark = no_bfloat16
 
-# Of the kernel for gradients by weights: a part of the rows at a time, an odd number of pictures, and steps
-# of all kinds.
+# For the weight gradient's kernel: a part of the rows at a time, an odd picture count, and steps of all
+# kinds.
 BY_PAIRS = [
     (3, 60, 40, 64, 64, 3, 1, 1, 1, 1, False),
     (5, 9, 11, 32, 32, 3, 2, 1, 1, 1, False),
@@ -100,7 +100,7 @@ def test_pictures_pointwise_and_pooled(monkeypatch, layer):
 
 
 def enter_as(x):
-    """Pictures [N, C, H, W] of any dtype in the layout of layers."""
+    """Return pictures [N, C, H, W] of any dtype in the layers' layout."""
     return x.transpose([0, 2, 3, 1]) if by_onednn(x) else x
 
 

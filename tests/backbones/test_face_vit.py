@@ -96,7 +96,7 @@ def test_the_initial_weights_are_those_of_the_source():
 
 
 def test_the_trained_parameters_at_112_are_those_of_the_source():
-    """Of "vit_t" of arcface_torch, with 512 outputs."""
+    """arcface_torch's "vit_t" with 512 outputs."""
     assert sum(p.size for p in FaceViT_tiny().parameters() if not p.stop_gradient) == 19_137_792
 
 

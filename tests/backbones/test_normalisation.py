@@ -82,7 +82,7 @@ def draw(shape, skip, mean=0.0):
 def reference(make, arrays, half_eps=0.0):
     """Return what `run` gives in float64, by Paddle's layers on [N, C, H, W], and its bounds.
 
-    half_eps: instead of those of float32 the bounds of a few roundings by so much.
+    half_eps: bounds for a few roundings by this much, instead of float32's.
     """
 
     def compute(state, *arrays):
@@ -114,8 +114,8 @@ def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F81
 @pytest.mark.parametrize("active, skip", KINDS)
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (8, 16, 6, 6), (4, 130, 3, 3)])
 def test_pictures_of_bfloat16(kernels, two_threads, active, skip, shape):  # noqa: F811
-    """Computed in float32: what is written is rounded once, and so is the gradient of a sum on its way to
-    that of x."""
+    """Computed in float32: what is written is rounded once, and so is a sum's gradient on its way to x's
+    gradient."""
     if kernels == "plain":
         pytest.skip("Paddle has no such operators for CPUs")
     arrays = [
@@ -139,7 +139,7 @@ def test_rows_without_pixels(kernels, active, samples, size):
     arrays = draw((samples, size), skip=False)
     make = lambda: layers(active, size, nn.BatchNorm1D)
     want, bound = reference(make, arrays)
-    # Of two samples y is the sign of their difference, and the gradient what is left of terms that cancel.
+    # With two samples, y is the sign of their difference, and the gradient is what remains when terms cancel.
     x, dy = (array.astype(np.float64) for array in arrays[::2])
     norm, activation = make()
     deviation = np.sqrt(x.var(axis=0) + norm._epsilon)
@@ -167,7 +167,7 @@ def test_frozen_statistics(kernels, active, skip):
 
 
 def test_a_mean_far_from_zero_costs_no_digits_of_the_variance(kernels):
-    """The sum of squares less the square of the sum would have none left."""
+    """Nothing would remain of sum(squares) minus the squared sum."""
     arrays = draw((8, 4, 9, 9), skip=False, mean=1000.0)
     norm, _ = layers("none", 4, momentum=0.0)
     run(norm, None, arrays, last=kernels != "plain")

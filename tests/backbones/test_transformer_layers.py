@@ -44,7 +44,7 @@ def randn(*shape, seed=0, scale=1.0):
 
 
 def gradients(function, inputs, parameters, grad, dtype):
-    """Return output and gradients of a function of tensors, which are rounded to `dtype`."""
+    """Return output and gradients of a function on tensors, which are rounded to `dtype`."""
     inputs = [paddle.to_tensor(x).astype(dtype) for x in inputs]
     for x in inputs:
         x.stop_gradient = False

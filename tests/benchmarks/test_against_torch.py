@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: its networks are not compared"
 )
-# In a process of its own, since it brings an OpenMP runtime of its own.
+# This runs in a separate process, since it brings its own OpenMP runtime.
 IN_TORCH = """
 import json, pathlib, sys, torch
 from benchmarks.against_torch import Network, _Torch

@@ -33,7 +33,7 @@ def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
 
 
 def test_the_device_has_finished_whenever_the_clock_is_read(monkeypatch):
-    """A GPU of which Python waits for nothing: without waiting the work would seem to take no time."""
+    """Imitate a GPU for which Python never waits. Without waiting, the work would seem to take no time."""
     clock, queued = [0.0], []
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
 

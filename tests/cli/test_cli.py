@@ -39,7 +39,8 @@ RANK = {
 
 
 def processor_seconds():
-    """Of all child processes so far: a busy machine does not stretch it as it does the clock."""
+    """Return the processor time that all child processes have used so far. A busy machine stretches it less
+    than the clock."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

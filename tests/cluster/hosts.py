@@ -31,7 +31,7 @@ def _run(*words: object) -> None:
 class Hosts:
     """So many hosts, 10.77.0.10, 10.77.0.11, ... on one switch.
 
-    names: lines of /etc/hosts of each, after those of localhost; None: all know all.
+    names: each host's lines of /etc/hosts, after those for localhost. None: all know all.
     """
 
     def __init__(self, count: int, folder: Path, tree: Path = ROOT):
@@ -69,8 +69,9 @@ class Hosts:
     def launch(self, *overrides: str, config: str = "", own=(), names=None, before=(), env=(), options=None):
         """Start Paddle's launcher on each host.
 
-        own: overrides, before: shell commands, env: variables, each of a host. names: lines of /etc/hosts.
-        options: of the launcher of each host; None: --host with the host's address.
+        own, before, env: each host's overrides, shell commands and variables.
+        names: lines of /etc/hosts.
+        options: each host's options to the launcher. None: --host with the host's address.
         """
         return Job(self, overrides, config, own, names, before, env, options)
 
@@ -113,7 +114,7 @@ class Job:
         self.started = time.monotonic()
 
     def ranks(self, host: int) -> list[int]:
-        """The processes of the ranks of a host."""
+        """A host's rank processes."""
         found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -130,7 +131,7 @@ class Job:
             os.kill(pid, number)
 
     def close_host(self, host: int) -> None:
-        """Kill all processes of a host, as the loss of its power does."""
+        """Kill all processes on a host, as losing power does."""
         self.kill(host)
         self.kill(host, whom="launcher")
 

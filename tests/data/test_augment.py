@@ -85,8 +85,7 @@ def test_flip_mirrors_exactly():
 
 
 def test_a_crop_is_a_part_of_the_picture():
-    """Of a ramp, each picture is the straight line between the window's ends: its share, and nothing from
-    beyond."""
+    """On a ramp, each picture is the straight line between the window's ends, with nothing from beyond."""
     ramp = np.broadcast_to(np.linspace(0, 234, WIDTH), (HEIGHT, WIDTH)).astype(np.uint8)  # 6 a pixel
     shares, lefts = [], []
     for one in made(ramp, 100, crop=0.3):

@@ -1,4 +1,5 @@
-"""Batches with several images of each class: what an epoch holds, on any number of ranks, from any step."""
+"""Batches with several images of each class: what an epoch contains, on any number of ranks, from any
+step."""
 
 import numpy as np
 import pytest

@@ -46,7 +46,7 @@ def test_the_global_order_does_not_depend_on_ranks():
     ("global_batch", "planned", "size"), [(96, 3, 195), (96, 3, 199), (10, 5, 43), (10, 2, 40), (10, 5, 10)]
 )
 def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_batch, planned, size):
-    """Rests of 3 samples join the step before them, on one rank too, which would make a step of them."""
+    """Rests with 3 samples join the step before them, also on one rank, which could make a step from them."""
 
     def steps(world_size):
         ranks = epoch_of(Counting(size), global_batch, world_size, micro_batches=planned)
@@ -72,7 +72,7 @@ def test_a_short_rest_joins_the_batch_before_it():
 
 @pytest.mark.parametrize(("size", "global_batch", "planned"), [(7, 4, None), (199, 96, 3)])
 def test_ranks_must_have_two_samples_each_in_the_last_step(size, global_batch, planned):
-    """Of too small a set, and where more ranks than planned share a rest."""
+    """If the set is too small, and if more ranks than planned share a rest."""
     assert refusal(Loader, Counting(size), global_batch, 0, 4, seed=0, micro_batches=planned) == (
         "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
     )

@@ -25,7 +25,7 @@ class Lost(Synthetic):
 
 
 class Inverted(ImageFolder):
-    """An augmentation of its own with a key of its own, as in docs/extend.md."""
+    """A user's augmentation with its own key, as in docs/extend.md."""
 
     def __init__(self, folder: str, invert: float = 0.5, **options):
         super().__init__(folder, **options)

@@ -1,5 +1,4 @@
-"""On W ranks: steps of accumulated batches, and of recomputed layers, for a comparison with those of whole
-batches.
+"""On W ranks: steps with accumulated batches and with recomputed layers, for a comparison with whole batches.
 
 Argument: a folder for the runs.
 """
@@ -18,7 +17,7 @@ HEADS = {"full": [], "sampled": ["Head.sample_rate=0.3"]}
 
 
 def run(folder: Path, net: paddle.nn.Layer, accumulate: int, *overrides: str) -> None:
-    """Steps of 24 samples, over the end of an epoch, whose last step has 19."""
+    """Steps with 24 samples, beyond the end of an epoch, whose last step has 19."""
     batch = 24 // accumulate // d.world_size()
     keys = [f"DataLoader.Train.batch_size={batch}", "DataLoader.Train.global_batch=24"]
     keys += ["DataLoader.Eval.dataset=null", "Global.max_steps=7", "Checkpoint.every_steps=99", *overrides]

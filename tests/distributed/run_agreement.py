@@ -16,7 +16,7 @@ from tests.helpers.tiny_runs import NO_PAIRS, TINY
 
 
 class OtherPictures(Synthetic):
-    """Synthetic pictures, of which the last rank has others."""
+    """Synthetic pictures. The last rank has other ones."""
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return super().sample(index, epoch) + np.uint8(1 if last else 0)

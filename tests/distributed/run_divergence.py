@@ -57,8 +57,8 @@ assert (
     "step 2: the head's loss, or its gradient with respect to the embeddings or the class centres, is not"
 ) in lines[0][0] and not any(lines[1:]), lines
 
-# An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen
-# of the step. With the kernels a CPU refuses float16.
+# A float16 overflow on one rank: all skip the step and halve the scale, and the step leaves no other trace.
+# With the kernels a CPU refuses float16.
 kernels = os.environ.get("PLSC_KERNELS", "1")
 os.environ["PLSC_KERNELS"] = "0"
 FLOAT16 = [*overrides, "Global.amp=float16", "Global.max_steps=5", "LRScheduler.name=constant"]

@@ -1,9 +1,9 @@
 """On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts
 them.
 
-With an argument of 7 every seventh case of the heads, which takes each value in turn, in ten steps, and all
-those of the optimizers in three. With 1 all cases of both: those seventh and the optimizers' in ten steps,
-the others in three.
+With the argument 7, every seventh head case, which takes each value in turn, runs ten steps, and all
+optimizer cases run three. With 1 all cases run: those seventh ones and the optimizers' ten steps, the others
+three.
 """
 
 import itertools

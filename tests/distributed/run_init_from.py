@@ -1,5 +1,6 @@
-"""On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a run,
-and the folder of that process's rows, a .npz a case of tests/training/test_init_from.py's CASES."""
+"""On W ranks: Global.init_from gives each rank its classes' rows, as one process got them. Arguments: a run,
+and the folder with that process's rows, one .npz for each case in tests/training/test_init_from.py's
+CASES."""
 
 import sys
 from pathlib import Path

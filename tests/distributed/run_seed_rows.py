@@ -61,8 +61,8 @@ class Case:
 
 
 def row_2_1():
-    """W and b are this rank's own: no collective of a step carries anything of their size, nor do the ranks
-    hold the same."""
+    """W and b are this rank's own. No collective in a step carries anything as large, and the ranks hold
+    different rows."""
     case, carried = Case(bias=True, num_classes=1003), []
 
     def counting(original):
@@ -198,8 +198,8 @@ def row_2_15():
 
 
 def row_3_10():
-    """Only the entries of own classes feel the margin: rows of other shards' samples are scale times the
-    cosine."""
+    """Only the entries for own classes feel the margin. Other shards' samples have rows that are scale times
+    the cosine."""
     case = Case(ArcFace(0.5), (reference.arcface, 0.5), 64.0)
     plain = Case(CosFace(0.0), (reference.cosface, 0.0), 64.0)
     with_margin, without = (one.info().shard_logit.numpy() for one in (case, plain))

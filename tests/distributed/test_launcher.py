@@ -39,7 +39,7 @@ def test_a_mistake_is_reported_by_a_first_rank_that_is_slower_than_the_others(tm
 
 
 def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
-    """And nothing else: files of the current folder may be called like modules of Python."""
+    """And nothing else: files in the current folder may have the names of Python's modules."""
     (tmp_path / "mine.py").write_text("from plsc.data.synthetic import Synthetic as Mine\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "here").mkdir()

@@ -11,7 +11,7 @@ from tests.helpers.launch import ROOT, start_python
 
 @pytest.fixture
 def rank_1():
-    """The other end of a connection, and what this rank 0 notices of it."""
+    """A connection's other end, and what this rank 0 notices about it."""
     here, there = socket.socketpair()
     yield there, Peers({1: here}, silence=1.0)
     there.close()

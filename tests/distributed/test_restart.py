@@ -190,7 +190,7 @@ def test_a_full_disk_want_of_memory_and_an_error_on_one_rank(whole, run, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_path, dtype):
-    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the
+    """Killed between two saves, and inside step 8's save while that step's update is on its way to the
     disk."""
     kills = ["1:6:SIGKILL", "0:4:SIGKILL@after write_synced head"]
     rows_in = {"host": [], "disk": ["Head.bank_folder=rows"]}

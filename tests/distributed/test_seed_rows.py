@@ -1,4 +1,4 @@
-"""Rows of docs/labbook.md that speak of ranks, on 1, 2 and 4 of them."""
+"""Rows of docs/labbook.md about ranks, on 1, 2 and 4 ranks."""
 
 from pathlib import Path
 

@@ -69,7 +69,8 @@ def dead_functions(page):
 
 
 def dead_keys(page):
-    """Section.key of no config. Keyword arguments of plugged classes (Model.width) are theirs, not ours."""
+    """Return each Section.key that no config has. Keyword arguments of a user's classes (Model.width) are
+    theirs, not ours."""
     named = re.findall(r"(?<![\w.])((?:[A-Z]\w+\.)+[a-z]\w*)", page)
     plugs = ("Model.", "DataLoader.Train.dataset.", "DataLoader.Eval.dataset.", "DataLoader.Eval.more.")
     ours = [key for key in named if key.split(".")[0] in Config.model_fields and not key.startswith(plugs)]

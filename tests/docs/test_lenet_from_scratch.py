@@ -1,5 +1,4 @@
-"""docs/lenet_from_scratch.py, behaviour by behaviour: one test for each row of seed 1 in the table of the
-seeds."""
+"""docs/lenet_from_scratch.py, behaviour by behaviour: one test for each row of seed 1 in the seeds' table."""
 
 import importlib.util
 import itertools
@@ -23,7 +22,7 @@ _spec.loader.exec_module(scratch)
 
 PLACES = (
     26 * 26
-)  # of a sample: the longest sum of a step, the gradient of the first bias, is over those of all samples
+)  # of a sample: a step's longest sum, the first bias's gradient, is over all samples' sums
 
 
 def places(k):
@@ -46,7 +45,7 @@ def tensors(arrays):
 
 
 def batch_like(params, size, seed=0):
-    """A batch in the dtype of the first copy of the parameters."""
+    """A batch in the dtype of the first parameter copy."""
     X, y = batch(size, seed)
     return X.astype(params[0][0].dtype), y
 
@@ -175,7 +174,7 @@ def test_row_1_8_train_says_where_it_runs_and_runs_five_epochs(k, tiny, capsys):
 
 
 def gradients(step, *arrays):
-    """Those of the summed loss of a step's batch, by one graph in float64."""
+    """The summed loss's gradients for a step's batch, by one graph in float64."""
     params = tensors(arrays)
     X, y = batch_like([params], 16, step)
     scratch.loss(scratch.lenet(X, params), y).sum().backward()

@@ -89,7 +89,7 @@ def test_a_zero_embedding_matches_nothing():
     for others in ([0.0, 1.0], [-1.0, -1.0]):
         found = identify(np.array([[1.0, 0], others, [0, 0], [0, 0]]), gallery, probe, who)
         assert set(found.ranks.values()) == {0} and found.stranger_score.tolist() == [-1]
-    # Of the right person the gallery has zeros alone, which are more similar than its other image.
+    # The gallery has only zeros for the right person, and they are more similar than its other image.
     found = identify(np.array([[-1.0, 0], [0, 0], [1, 0], [1, 0]]), gallery, probe, who)
     assert set(found.ranks.values()) == {0}
     nothing = identify(np.zeros((4, 2)), gallery, probe, who)
@@ -112,7 +112,7 @@ def test_a_tie_with_another_identity_is_no_hit():
 
 
 def world(seed, people=40, probes=25):
-    """An image of each person in the gallery, and probes of people who are more or less hard to find."""
+    """One gallery image per person, and probes that are more or less hard to find."""
     rng = np.random.default_rng(seed)
     own = rng.normal(size=(people, 16))
     noise = 0.9 * np.exp(0.6 * rng.normal(size=people))
@@ -123,8 +123,8 @@ def world(seed, people=40, probes=25):
 
 
 def test_intervals_are_those_of_people():
-    """In 0.95 of 200 worlds the interval covers what is true of all. Wilson's interval over the probes
-    covered 0.51."""
+    """In 0.95 of 200 worlds the interval covers what is true for all people. Wilson's interval over the
+    probes covered 0.51."""
     found = [identify(*world(seed)) for seed in range(60)]
     mean = np.mean([one.ranks[1] for one in found])
     covered = np.mean([low <= mean <= high for low, high in (one.intervals["rank1"] for one in found)])

@@ -1,4 +1,4 @@
-"""What the kinds of sets know, and that a user's own class gets the kind of its base class."""
+"""What the kinds of sets know, and that a user's own class gets its base class's kind."""
 
 import numpy as np
 import pytest

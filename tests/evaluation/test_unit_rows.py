@@ -10,7 +10,7 @@ def test_rows_have_length_1_in_their_dtype_and_zeros_stay(dtype):
     rows[3] = 0
     unit = unit_rows(rows)
     assert unit.dtype == dtype and not unit[3].any()
-    # The length is a root of a sum of 7 squares: (7 + 1) roundings, halved by the root. Then one division.
+    # The length is a root over a sum of 7 squares: (7 + 1) roundings, halved by the root. Then one division.
     bound = (8 / 2 + 2) * np.finfo(dtype).eps
     wanted = (
         rows.astype(np.float64) / np.maximum(np.linalg.norm(rows.astype(np.float64), axis=1), 1e-300)[:, None]

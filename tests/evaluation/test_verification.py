@@ -12,7 +12,7 @@ from tests.helpers.refusals import refusal
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
-    """Pairs of noisy copies of random centres, of the same centre with probability 1/2, in mixed order."""
+    """Pairs of noisy copies. Both come from the same random centre with probability 1/2, in mixed order."""
     rng = np.random.default_rng(seed)
     same = rng.random(pairs) < 0.5
     centre = rng.normal(size=(pairs, size))
@@ -127,7 +127,7 @@ def test_the_cell_is_of_the_first_threshold_above_the_distance():
 
 
 def test_a_set_without_errors_is_not_certain():
-    """Wilson's interval of a rate of 1 is not empty."""
+    """Wilson's interval for a rate of 1 is not empty."""
     same = np.arange(100) % 2 == 0
     result = verify_distances(np.where(same, 0.5, 2.0), same)
     assert result.accuracy == 1 and result.intervals["accuracy"] == pytest.approx((0.963, 1), abs=1e-3)

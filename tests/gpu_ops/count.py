@@ -39,11 +39,11 @@ STEPS = {
 }
 
 _MARK = "@@@@ "
-# Files of Paddle whose log says which kernels run: forward, backward, and copies of views.
+# Paddle's files whose log says which kernels run: forward, backward, and copies of views.
 _FILES = ("*_functions", "*_function", "*_func", "*nodes", "*_node", "*api*", "utils", "data_transform")
 _READS = ("numpy", "item", "tolist", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
 _READS += ("__str__", "__repr__", "__contains__", "__nonzero__", "set_value", "copy_")
-# Ops that wait for a number of elements, or that are made of a list of the host.
+# Ops that wait for an element count, or that are made from a host list.
 _WAITING_OPS = {"nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "where_index"}
 _WAITING_OPS |= {"assign_value", "assign_value_", "repeat_interleave_with_tensor_index"}
 _NO_LAUNCH = {"empty", "empty_like", "shape", "share_data", "view_shape", "view_dtype", "data"}

@@ -48,14 +48,14 @@ def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
             {**plain, "num_classes": 11, "sharded": False},
         ]
         cases.append({"name": "arcface", "num_classes": 2, "optimizer": optimizer, "bank": "host", **shared})
-    # Adam divides a gradient near 0, of which rounding is a large part, by itself: an error of a share of the
-    # rate.
+    # Adam divides a gradient near 0, which is largely rounding, by itself. The error is then a share of the
+    # learning rate.
     return [{**case, "lr": 1e-3 if case["optimizer"] == "AdamW" else 1e-2} for case in cases]
 
 
 class Rounded(reference.DenseHead):
-    """The reference with factors [C] of the logits, and of the logarithm of their exponentials' sum: numbers
-    of up to 64, whose rounding is more than that of the cosines and probabilities beside them."""
+    """The reference with factors [C] on the logits, and on the logarithm of their summed exponentials. These
+    numbers reach 64, so their rounding exceeds that of the cosines and probabilities."""
 
     def __init__(self, factor, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -163,7 +163,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     if not len(taken):
         return dw, db, mine
     at, grads = np.searchsorted(dense.taken, taken), out.selection.gradients()
-    # in units of the whole array's largest gradient: a shard of few classes may have next to none of its own
+    # in units of the whole array's largest gradient: a shard with few classes may have almost none itself
     for name, whole in (("centres", dw), ("bias", db))[: len(grads)]:
         error = np.abs(grads[name].numpy() - whole[at]).max() / max(np.abs(whole).max(), 1e-12)
         worst.note("bias gradient" if name == "bias" else "centre gradient", float(error))

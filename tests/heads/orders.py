@@ -1,11 +1,11 @@
-"""Call a head in random orders, and compare each number with that of a head that is called in the plain one.
+"""Call a head in random orders, and compare each number with a head that is called in the plain order.
 
-    run_orders(range(50))       on every rank of a world
+    run_orders(range(50))       # on every rank
 
 The plain head gets the rows and statistics that the head under test has at a forward pass, and takes that
-step at once: forward, backward, update. So an order has one right answer for each call: the plain head's
-numbers, or a UserError where the rows of a step have changed since its forward pass, or where an update has
-no gradients.
+step at once: forward, backward, update. So each call in an order has one right answer. It is the plain head's
+numbers, or a UserError if a step's rows have changed since its forward pass, or if an update has no
+gradients.
 """
 
 from __future__ import annotations

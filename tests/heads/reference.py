@@ -112,7 +112,7 @@ class DenseHead:
         return logits * self.scale, slope, plain
 
     def log_sum(self, logits):
-        """Compute the logarithm of each sample's sum of exponentials, [N, 1]."""
+        """Compute the logarithm of each sample's summed exponentials, [N, 1]."""
         top = logits.max(1, keepdims=True)
         return top + np.log(np.exp(logits - top).sum(1, keepdims=True))
 

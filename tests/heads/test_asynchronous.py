@@ -46,8 +46,8 @@ def step(head, number):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", HEADS)
 def test_nothing_is_read(name, optimizer, monkeypatch):
-    """Each of these methods would wait for a GPU. One of 16-bit products: tests/cli counts all kinds of
-    waits."""
+    """Each of these methods would wait for a GPU. Only one case has 16-bit products, since tests/cli counts
+    all kinds of waits."""
     monkeypatch.setenv("PLSC_KERNELS", "0")
     head = head_of(name, rule=OPTIMIZERS[optimizer][0])
     step(head, 0)

@@ -58,7 +58,8 @@ def test_both_ways_agree_or_skip_the_step(what, length, margin, monkeypatch):
             assert not np.isfinite(found[0].mean()) and not np.isfinite(want[0].mean())
             continue
         for one, other in zip(found, want):
-            # Gradients by vectors of very different lengths are of very different sizes: row by row.
+            # Vectors with very different lengths have gradients with very different sizes, so rows are
+            # compared one by one.
             assert np.isfinite(one).all() and np.isfinite(other).all()
             rows = zip(np.atleast_2d(one), np.atleast_2d(other)) if one.ndim == 2 else [(one, other)]
             # Operators take what counts as zero at 1e-11 of its direction.

@@ -20,7 +20,7 @@ def no_bfloat16_kernels(monkeypatch):
     monkeypatch.setattr(onednn, "has_bfloat16", lambda: False)
 
 
-# Of the gradients: here the logits' gradients are rounded too, once for either product.
+# Here the logits' gradients are rounded, too, once for either product.
 BOUND = 2**-6
 
 

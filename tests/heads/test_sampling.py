@@ -57,7 +57,7 @@ def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
 
 @without_kernels
 def test_each_class_is_drawn_with_the_rate(small_blocks):
-    """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 of the block, 0.13 x 21 = 2.73 of the
+    """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 from the block, 0.13 x 21 = 2.73 from the
     tail."""
     steps, rate = 20_000, 0.13
     taken = np.zeros((steps, 85), np.float32)
@@ -65,7 +65,8 @@ def test_each_class_is_drawn_with_the_rate(small_blocks):
         taken[step, draw_classes(ClassShard(85, 0, 85), rate, 0, step)] = 1
     counts = taken.sum(0)
     assert np.abs(counts - steps * rate).max() < 4.5 * np.sqrt(steps * rate * (1 - rate))
-    # Two classes of one block: E[k (k - 1)] / (n (n - 1)) for k drawn of n. Of two blocks: rate squared.
+    # Two classes in one block: E[k (k - 1)] / (n (n - 1)) if k are drawn from n. In two blocks: the squared
+    # rate.
     pairs = taken.T @ taken / steps
     for block, n in ((slice(0, 64), 64), (slice(64, 85), 21)):
         whole, more = divmod(rate * n, 1)
@@ -113,8 +114,8 @@ def test_unsampled_rows_keep_their_bytes():
 
 
 def test_a_rate_of_one_is_the_full_head():
-    """Bit for bit: the same rows, although drawn and written back instead of used in place. Where rows are
-    selected on the device there is room for more of them, and products of another shape round otherwise."""
+    """Bit for bit: the same rows, although drawn and written back instead of used in place. If rows are
+    selected on the device, there is room for more, and products with another shape round otherwise."""
     embeddings = np.random.default_rng(0).standard_normal((5, 64, 8)).astype(np.float32)
 
     def train(centres, embeddings, rate=1.0):

@@ -1,4 +1,4 @@
-"""Sums of the rows of each class against a loop."""
+"""Row sums per class against a loop."""
 
 import numpy as np
 import paddle

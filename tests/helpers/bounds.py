@@ -27,13 +27,13 @@ HALF_EPS = 2.0**-7  # of bfloat16: a rounding is off by at most half of it, as b
 
 
 def growth(terms):
-    """Return by how many EPS of the sum of the sizes a sum of so many terms may be off."""
+    """Return by how many EPS, relative to the summed sizes, a sum with so many terms may be off."""
     return np.minimum(terms, 4 * np.sqrt(terms))
 
 
 def sums(compute, *arrays, halves=0):
-    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of
-    them).
+    """Bound `compute`, whose results are sums of products, with one factor from each array (or from some
+    arrays).
 
     halves: how many of a term's factors, and of what becomes of the sum, are rounded to bfloat16.
     """
@@ -45,13 +45,12 @@ def sums(compute, *arrays, halves=0):
 
 
 def roundings(terms):
-    """Return how many times EPS rounding may make of a change of each number, in results of sums of so many
-    terms.
+    """Return how many EPS a rounded sum may differ by, for results that are sums with so many terms.
 
-    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term by
-    EPS does, where signs vary; sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three
-    times of both, for the largest of many results; and 8 for what is multiplied, added and divided beside the
-    sum.
+    A sum with one accumulator rounds each partial sum. If signs vary, this is sqrt(n / 2) / 2 times what
+    changing every term by EPS does. If they do not, it is sqrt(n / 3) / 2 times EPS of the sum itself. The
+    bound is nearly three times both, for the largest of many results. 8 more allow for what is multiplied,
+    added and divided beside the sum.
     """
     return 8 + np.sqrt(terms)
 
@@ -60,10 +59,12 @@ def perturbed(compute, *arrays, terms=256, times=4, eps=EPS):
     """Return what `compute` gives in float64, and twice its largest change when all numbers are off by some
     EPS, at random.
 
-    As a stable computation gives the exact result of numbers that are off so. Where steps of a training let
-    that grow, the bound grows with them; so it does where some numbers turn over an activation's kink. terms:
-    of the longest sum in it. eps: HALF_EPS where numbers are rounded to bfloat16; sums are not, so terms is
-    1.
+    The reason is that a stable computation gives the exact result for numbers that are off by this much. If
+    training steps amplify this, the bound grows with them. It also grows if some numbers cross an
+    activation's kink.
+
+    terms: how many terms its longest sum has.
+    eps: HALF_EPS if numbers are rounded to bfloat16. Sums are not rounded so, and terms is then 1.
     """
     draw = np.random.default_rng(0)
     off = lambda array: array * _random(draw, array.shape, terms, eps) if _is_float(array) else array
@@ -97,9 +98,9 @@ def of_network(net, images, then=lambda embeddings: embeddings, terms=256):
 
 
 def cosines(size):
-    """Bound the cosine of two vectors of so many numbers, each divided by its length.
+    """Bound the cosine between two vectors with so many numbers, each divided by its length.
 
-    A length is off by (size + 1) / 4 + 1 EPS of itself, with the division, and the product by size / 2 of
+    A length is off by (size + 1) / 4 + 1 times its EPS, with the division, and the product by size / 2 times
     sum(|terms|) <= 1.
     """
     return (size + 4) * EPS
@@ -153,9 +154,9 @@ def _off(net, seed, terms, eps):
         factor, of_terms = (
             paddle.to_tensor(_random(draw, output.shape, terms, eps), output.dtype) for _ in range(2)
         )
-        # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign,
-        # and turn a ReLU. What is 0 has been cut by a ReLU or a dropout, and stays; so does a zero
-        # embedding, which has no direction.
+        # If a sum cancels, its terms are as large as the other results. So an output near 0 may change its
+        # sign, and cross a ReLU's kink. A value that is exactly 0 was cut by a ReLU or a dropout, and stays
+        # 0. So does a zero embedding, which has no direction.
         size = (output != 0).astype(output.dtype) * output.abs().mean().detach()
         return output * factor + (of_terms - 1) * size
 

@@ -1,12 +1,12 @@
-"""A network to which, at given steps of given ranks, something happens: signals, kills inside a save, full
-disks, want of memory.
+"""A network to which something happens at given steps on given ranks: signals, kills inside a save, full
+disks, lack of memory.
 
-    plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before
-        rename", "1:3:raise"
+plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before rename",
+"1:3:raise"
 
-Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in
-`marks` says so. Two that follow each other must not be for the same step of two ranks, which may come to it
-in either order.
+Each item happens once, in the plan's order, whatever is killed and started again in between. A file in
+`marks` records it. Two successive items must not be for the same step on two ranks, which may reach it in
+either order.
 """
 
 import itertools

@@ -31,8 +31,8 @@ def write_idx(path: Path, array: np.ndarray) -> Path:
 
 
 def write_family(folder: Path, train: int = 30, test: int = 10) -> Path:
-    """Four files with Fashion-MNIST's names: so many pictures of each of 10 easy classes, 28 x 28, in mixed
-    order."""
+    """Write four files with Fashion-MNIST's names: so many 28 x 28 pictures for each of 10 easy classes, in
+    mixed order."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Synthetic(num_classes=10, images_per_class=train + test, image_shape=(1, 28, 28), seed=5)
     shuffled = np.random.default_rng(5).permutation(len(source))

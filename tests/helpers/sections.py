@@ -1,4 +1,4 @@
-"""The sections and keys of plsc's own config, for tests that go through all of them."""
+"""The sections and keys in plsc's own config, for tests that go through all."""
 
 from plsc.config import Config
 from plsc.utils.section import Section, sections_in
@@ -11,9 +11,9 @@ def all_sections(base: type[Section] = Section) -> set[type[Section]]:
 
 
 def config_keys(section: type[Section] = Config, path: str = "") -> set[str]:
-    """Return the keys of a config that have values, as "Section.key".
+    """Return a config's keys that have values, as "Section.key".
 
-    A key of a section with several names counts once. The keys of Optimizer.head are those of Optimizer.
+    If a section has several names, its key counts once. The keys of Optimizer.head are Optimizer's.
     """
     keys = set()
     for key, field in section.model_fields.items():

@@ -30,7 +30,7 @@ IMAGE_SHAPE = (1, 12, 10)
 
 
 class NoisePairs(PairSet):
-    """Pairs of synthetic images, every other one of one class."""
+    """Synthetic image pairs, every other one from one class."""
 
     title = "noise pairs"
 
@@ -123,7 +123,7 @@ def run_to_the_end(trainer: Trainer, output: Path) -> None:
 
 
 def refused_on_every_rank(call: Callable[[], object]) -> str:
-    """Return the line of the UserError that a call, which every rank makes, raises on all of them."""
+    """Return the line of the UserError that a call raises on all ranks. Every rank makes the call."""
     with pytest.raises(UserError) as raised:
         call()
     line = str(raised.value)
@@ -138,11 +138,11 @@ def linear() -> Linear:
 
 
 def rounded_run(folder: Path, train: Callable[[Path, paddle.nn.Layer], object], net: paddle.nn.Layer, **more):
-    """Train a network here, by `train(output folder, network)`, and so again with its layers' results off by
+    """Train a network here, by `train(output folder, network)`, and again with its layers' results off by
     some roundings.
 
-    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them:
-    see tests/helpers/bounds.py.
+    Returns the run's (columns, arrays), see below, and how far a float32 run may differ: see
+    tests/helpers/bounds.py.
     """
     runs = itertools.count()
 
@@ -213,8 +213,8 @@ def checkpoints(output: Path) -> list[int]:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a checkpoint, "backbone: name" and so on, those of the head's shards joined. Not by our
-    own reader."""
+    """All arrays in a checkpoint, "backbone: name" and so on, with the head's shards joined. They are not
+    read by our own reader."""
     found: dict[str, list[np.ndarray]] = {}
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in deserialize(file.read_bytes()):
@@ -232,8 +232,8 @@ def assert_same_arrays(one: Path, other: Path) -> None:
 
 
 def assert_equal_runs(output: Path, expected: Path) -> None:
-    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the
-    byte."""
+    """Every row occurs once, every step's loss is equal to the bit, and the weights and momenta of backbone
+    and head are equal to the byte."""
     found, wanted = rows(output), rows(expected)
     last = wanted[-1]["step"]
     assert steps(found) == list(range(1, last + 1))

@@ -10,7 +10,7 @@ from paddle.nn import initializer
 
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
-    """Set the parameters of what is made in the block to 0, whatever their initializers say."""
+    """Set the parameters that are made in the block to 0, whatever their initializers say."""
     zero = initializer.Constant(0.0)
 
     def call(self, parameter, block=None):

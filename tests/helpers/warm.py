@@ -42,7 +42,7 @@ _SETTINGS = (
 
 
 class Warm:
-    """The process to fork from, and its end of a socket. Its programs see `env` and little else of this
+    """The process to fork from, and its end of a socket. Its programs see `env` and little else from this
     process's environment."""
 
     def __init__(self):

@@ -40,8 +40,7 @@ def test_the_average_is_that_of_a_float64_loop(decay):
         keep = min(decay, updates / (updates + 9)) if updates else 0.0
         earlier = expected or values
         sizes = [keep * np.abs(e) + (1 - keep) * np.abs(v) for e, v in zip(earlier, values)]
-        # e + (1 - keep) * (v - e) has five roundings, of `v` and of `1 - keep` among them, of sums of e
-        # and v.
+        # e + (1 - keep) * (v - e) has five roundings. Among them are those of `v` and `1 - keep`.
         added = [5 * EPS / 2 * (np.abs(e) + size) for e, size in zip(earlier, sizes)]
         bounds = [keep * bound + more for bound, more in zip(bounds or [0.0, 0.0], added)]
         expected = [keep * e + (1 - keep) * v for e, v in zip(earlier, values)]

@@ -27,7 +27,7 @@ CLASSES = 23
 
 
 class NoiseTemplates(NoisePairs, TemplatePairs):
-    """Each template is two images of one class in one medium, and one of another."""
+    """Each template has two images of one class in one medium, and one in another."""
 
     title = "noise templates"
 

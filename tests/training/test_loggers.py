@@ -1,5 +1,5 @@
-"""Copies of the metrics for other programs: the same points in all of them, each step once. A package that is
-not installed is stood in for by a fake that knows the calls."""
+"""Copies of the metrics for other programs: all get the same points, each step once. A fake that knows the
+calls replaces a package that is not installed."""
 
 import struct
 import sys

@@ -1,4 +1,4 @@
-"""The scale of the gradients in float16: how it changes, and that nothing else can be seen of it."""
+"""The gradients' scale in float16: how it changes, and that it has no other visible effect."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ten steps of each optimizer of the backbone against its formula in float64."""
+"""Ten steps with each backbone optimizer against its formula in float64."""
 
 import math
 
@@ -37,7 +37,7 @@ def net():
 
 
 def gradients(values):
-    """Of half the squared distance to points of each parameter."""
+    """Half the squared distance to points, for each parameter."""
     return {
         name: value - made(100 + number, *value.shape) for number, (name, value) in enumerate(values.items())
     }

@@ -1,4 +1,4 @@
-"""The progress of a training, and of other long work, on pipes and terminals."""
+"""Progress lines for a training and for other long work, on pipes and terminals."""
 
 import fcntl
 import math
@@ -53,7 +53,7 @@ def test_images_per_second_and_eta_by_hand(capsys, clock):
 
 
 def test_a_line_is_the_mean_over_the_samples_since_the_line_before(capsys, clock):
-    """The last batch of an epoch, of 24 samples and not 256, is no spike of the curves."""
+    """An epoch's last batch, with 24 samples instead of 256, makes no spike in the curves."""
     progress = Progress(total_steps=6, steps_per_epoch=3, every=3)
     losses, rows = [1.0, 2.0, 9.0, 4.0, math.nan, 6.0], []
     for step, (loss, images) in enumerate(zip(losses, [256, 256, 24] * 2), 1):

@@ -1,4 +1,4 @@
-"""Dry runs of all recipes, on noise in the place of their images."""
+"""Dry runs with all recipes, on noise instead of their images."""
 
 import functools
 import re

@@ -13,7 +13,7 @@ from tests.helpers.refusals import refusal
 
 @pytest.fixture
 def load(tmp_path):
-    """Bytes -> what load_pickle makes of a file of them."""
+    """Bytes -> what load_pickle makes from a file with them."""
 
     def load(data):
         (tmp_path / "x.bin").write_bytes(data)

@@ -1,4 +1,4 @@
-"""plsc doctor: what it finds in sets and between them, and the list of what is right."""
+"""plsc doctor: what it finds in sets and between them, and the list of good images."""
 
 import os
 
@@ -12,7 +12,7 @@ from tests.helpers.image_files import png, write_folder, write_rec
 
 @pytest.fixture
 def faces(tmp_path):
-    """Ten pictures of three people, none of them twice."""
+    """Ten pictures that show three people, none twice."""
     return write_folder(tmp_path / "faces", {"Ann": 4, "Bob": 4, "Cy": 2})
 
 

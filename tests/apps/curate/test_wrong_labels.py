@@ -17,7 +17,7 @@ CLASSES, EACH, SIZE = 40, 12, 32
 
 @pytest.fixture(scope="module")
 def planted():
-    """Embeddings around centres, their labels, of which 20 are wrong, the right ones, and which are wrong."""
+    """Embeddings around centres, their labels with 20 wrong ones, the right labels, and which are wrong."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((CLASSES, SIZE))
     truth = np.repeat(np.arange(CLASSES), EACH)

@@ -124,7 +124,8 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 
 
 def stub(folder, monkeypatch, body):
-    """Put a paddle2onnx of one function in front of the installed one, here and in processes started here."""
+    """Put a paddle2onnx with one function in front of the installed one, here and in processes started
+    here."""
     folder.mkdir()
     (folder / "paddle2onnx.py").write_text(f"import os, sys\ndef export(*_, **__):\n    {body}\n")
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

@@ -168,7 +168,7 @@ def test_mistakes_are_one_line(tmp_path):
 @needs_faces
 @pytest.mark.parametrize("side", [140, 60])
 def test_photos_that_lie_on_a_side_or_upside_down_are_cut_out_upright(side):
-    """OpenCV finds some of these faces, with the landmarks of upright ones."""
+    """OpenCV finds some of these faces, with upright faces' landmarks."""
     detector = Detector()
     for number, (portrait,) in enumerate(portraits(1, 12).values()):
         photo = scene([cv2.resize(portrait, (side, side))], seed=number)

@@ -1,4 +1,4 @@
-"""Files of published networks: fetched once from a server, here one of 127.0.0.1."""
+"""Published networks' files: fetched once from a server, here on 127.0.0.1."""
 
 import hashlib
 import http.server

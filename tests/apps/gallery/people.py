@@ -1,4 +1,4 @@
-"""People without faces: pictures of 4 x 4 pixels that are embedded as they are, and galleries of them."""
+"""People without faces: 4 x 4 pictures that are embedded as they are, and galleries with them."""
 
 from __future__ import annotations
 

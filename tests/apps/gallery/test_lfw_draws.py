@@ -15,8 +15,8 @@ from tests.apps.faces.lfw import _LFW, ZOO, needs_faces
 pytestmark = [needs_faces, pytest.mark.slow]
 DRAWS = 20
 MOST_STRANGERS = 0.02  # named, in the worst draw
-# Mistake, people, pictures of each, and at least so many of the clean gallery's names in the worst draw. A
-# wrong picture beside two right ones spoils the mean of that person, too.
+# Mistake, people, pictures per person, and the least share of the clean gallery's names in the worst draw. A
+# wrong picture beside two right ones spoils that person's mean, too.
 CASES = [
     *((mistake, 40, 3, 0.95) for mistake in ("none", "1 misfiled", "2 misfiled", "3 misfiled", "5 misfiled")),
     *((mistake, 40, 3, 0.95) for mistake in ("twice", "unknown")),
@@ -61,7 +61,8 @@ def drawn(people, album, mistake, count, pictures, seed):
 
 
 def rates(known, asked, strangers, prior):
-    """The threshold, the share of further pictures named rightly, and of strangers named."""
+    """The threshold, the share of further pictures that are named right, and the share of strangers who are
+    named."""
     owners = [str(number) for number, of in enumerate(known) for _ in of]
     threshold = measure(np.concatenate(known), owners, owners, np.ones(len(owners), bool), 0.01, prior)
     means = unit_rows(np.array([of.sum(axis=0) for of in known]))

@@ -1,4 +1,4 @@
-"""The threshold of a gallery: against slow references, strangers who are drawn, and mistakes of its user."""
+"""A gallery's threshold against slow references, drawn strangers, and its user's mistakes."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def measured(people, prior=None, rate=0.01, measures=None):
 
 
 def named(people, strangers, cosine):
-    """The share of strangers who are nearer than `cosine` to the mean of a person."""
+    """The share of strangers who are nearer than `cosine` to a person's mean."""
     means = unit_rows(np.array([vectors.sum(axis=0) for vectors in people]))
     return np.mean((strangers @ means.T).max(axis=1) > cosine)
 
@@ -71,7 +71,7 @@ def test_mistakes_do_not_move_the_threshold_and_are_reported(prior):
         before = measured(clean, prior)
         assert before.alike == []
         wrong = [*clean]
-        for number in range(5):  # a picture of p0 is in the folder of p1, and so on
+        for number in range(5):  # p1's folder has a picture of p0, and so on
             wrong[2 * number + 1] = np.append(wrong[2 * number + 1], known[2 * number][3:], axis=0)
         after = measured(wrong, prior)
         assert {*after.alike} == {(f"p{2 * n + 1}/3.jpg", f"p{2 * n}") for n in range(5)}

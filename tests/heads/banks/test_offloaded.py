@@ -31,7 +31,8 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    # Of whole vectors: without kernels Paddle's ops take roots of what is left over with another last bit.
+    # Whole vectors are compared: without kernels, Paddle's ops take the remainder's roots with another last
+    # bit.
     monkeypatch.setattr(offloaded_module, "_ROWS_AT_ONCE", 16)
     monkeypatch.setattr(offloaded_module, "_SPARE", 3)
 

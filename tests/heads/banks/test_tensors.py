@@ -80,7 +80,7 @@ def test_rows_are_written(start, stop, shape, request):
 
 
 def asked_for_large_pages(address):
-    """Whether the mapping of an address has the flag of MADV_HUGEPAGE."""
+    """Return whether an address's mapping has MADV_HUGEPAGE's flag."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):

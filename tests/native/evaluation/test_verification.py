@@ -1,4 +1,4 @@
-"""Distances of pairs and sums of rows against NumPy's, bit for bit."""
+"""Pair distances and row sums against NumPy's, bit for bit."""
 
 import platform
 
@@ -31,7 +31,7 @@ def test_squared_distances(rows, width, count):
     np.testing.assert_array_equal(kernels.squared_distances(whole, pairs), numpys_distances(whole, pairs))
     drawn = rng.standard_normal((rows, width))
     found, expected = kernels.squared_distances(drawn, pairs), numpys_distances(drawn, pairs)
-    # Both add `width` squares, in an order of their own: each addition and each square rounds by half of eps,
+    # Both add `width` squares, each in its own order. Each addition and each square rounds by half an EPS,
     # twice for the difference in it.
     bound = 0 if X86 else (width + 3) * np.finfo(np.float64).eps * expected
     assert (np.abs(found - expected) <= bound).all()

@@ -7,4 +7,4 @@ from tests.helpers.kernel_paths import path, two_threads  # noqa: F401
 
 @pytest.fixture(autouse=True)
 def way():
-    """Run each test once: `path` chooses the kernels, not the fixture of the other tests of heads."""
+    """Run each test once: `path` chooses the kernels, not the fixture for the other head tests."""

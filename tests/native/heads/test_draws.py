@@ -1,4 +1,4 @@
-"""Rows of normal numbers, any of them by themselves: the bits that numpy draws in order."""
+"""Any rows of normal numbers: the bits that numpy draws in order."""
 
 import numpy as np
 import pytest

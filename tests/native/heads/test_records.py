@@ -91,7 +91,7 @@ def test_rounding_is_unbiased_and_takes_neighbours_only():
     low = float32_of((x[0].view(np.uint32) >> 16).astype(np.uint16)).astype(np.float64)
     step = float32_of(((x[0].view(np.uint32) >> 16) + 1).astype(np.uint16)) - low
     assert np.isin((found - low) / step, [0, 1]).all()
-    # A coin's mean of 20,000 has a deviation of at most 0.0035 steps.
+    # The mean over 20,000 coin tosses has a deviation of at most 0.0035 steps.
     assert np.abs((found.mean(axis=0) - x[0]) / step).max() < 4.5 * 0.0036
     up = found != low
     # Columns are independent, and rows are.

@@ -99,7 +99,7 @@ def test_pair_products(path, two_threads, width, unit):
     lengths = np.linalg.norm(pairs[1], axis=1)
     lengths = np.where(lengths > 0, lengths, 1) if unit else 1
     want, terms = ((left * right).sum(axis=1) / lengths for left, right in (pairs, np.abs(pairs)))
-    # Of the products and, half, of the squares under the root.
+    # The products and, by half, the squares under the root.
     assert got[1] == 0
     assert_within(got, want, (1.5 * growth(width) + 3) * EPS * terms)
     assert rows.pair_products(x, left[:0], matrix, right[:0], unit).shape == (0,)

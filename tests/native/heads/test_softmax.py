@@ -9,7 +9,7 @@ from plsc.native import onednn
 from plsc.native.heads import softmax
 from tests.helpers.bounds import HALF_EPS, assert_within, perturbed
 
-S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector
+S, K, D, N = 70, 41, 33, 9  # none is a multiple of a vector
 
 
 def drawn(seed=0):
@@ -44,7 +44,7 @@ def dense(x, rows, bias, kept, ones, target_class, sample, factor, cosine):
     return largest, lse, dtarget, factors @ unit, drows, factors.sum(axis=0)
 
 
-# Of block, sampled, cosine, kept and bfloat16 each two take every pair of values.
+# Any two among block, sampled, cosine, kept and bfloat16 take every pair of values.
 PAIRWISE = [
     (1, False, False, False, False),
     (1, True, True, True, True),
