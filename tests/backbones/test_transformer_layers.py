@@ -23,7 +23,7 @@ def computes_bfloat16() -> bool:
     try:
         with in_bfloat16():
             leave(Conv2D(8, 8, 3)(enter(paddle.zeros([1, 8, 5, 5]))))
-    except AssertionError:  # as of what is not implemented
+    except AssertionError:  # as with what is not implemented
         return False
     return True
 

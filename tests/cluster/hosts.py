@@ -1,11 +1,11 @@
-"""Hosts in network namespaces of this machine: each has an address, a name, /etc/hosts and mounts of its own.
+"""Hosts in network namespaces on this machine. Each has its own address, name, /etc/hosts and mounts.
 
     hosts = Hosts(2, folder)
     job = hosts.launch("Global.max_steps=20")    # Paddle's launcher on each host
     hosts.cut(1)                                 # host 1 receives nothing any more
     job.wait()                                   # exit codes, seconds after `started`, what each printed
 
-Needs root, `ip` and `iptables`; all of it goes with the last process and `close`.
+This needs root, `ip` and `iptables`. Everything is removed with the last process and `close`.
 """
 
 import itertools
@@ -147,7 +147,8 @@ class Job:
             time.sleep(0.05)
 
     def wait(self, timeout: float = 120, hosts=None) -> list[int | None]:
-        """Wait for the launchers of these hosts; exit codes as a shell has them, None: still at work."""
+        """Wait for these hosts' launchers. Return exit codes as a shell has them, or None for one that
+        still works."""
         hosts = list(range(len(self.processes))) if hosts is None else hosts
         end = time.monotonic() + timeout
         while time.monotonic() < end and any(self.processes[number].poll() is None for number in hosts):

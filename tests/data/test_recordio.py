@@ -39,8 +39,8 @@ def payloads(records):
 
 
 def slow_write(payload):
-    """dmlc-core's RecordIOWriter::WriteRecord in words: the magic at a multiple of 4 ends a part and is left
-    out."""
+    """dmlc-core's RecordIOWriter::WriteRecord in words: the magic at a multiple of 4 ends a part and is
+    omitted."""
     parts, start = [], 0
     for at in range(0, len(payload) // 4 * 4, 4):
         if payload[at : at + 4] == MARK:

@@ -2,7 +2,7 @@
 
 A page has a folder with what its text asks the reader to have. What is run differs from what is read by
 SHORTER and HELPERS: nothing is installed, a training ends after four steps, a service runs beside those who
-ask it. Left out are README's pytest, what needs a second machine, and Python for packages that are not
+ask it. Not run are README's pytest, what needs a second machine, and Python for packages that are not
 installed (insightface, paddlex).
 """
 

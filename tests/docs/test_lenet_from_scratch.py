@@ -20,9 +20,7 @@ scratch = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(scratch)
 
 
-PLACES = (
-    26 * 26
-)  # of a sample: a step's longest sum, the first bias's gradient, is over all samples' sums
+PLACES = 26 * 26  # of a sample: a step's longest sum, the first bias's gradient, is over all samples' sums
 
 
 def places(k):

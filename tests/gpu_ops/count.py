@@ -1,15 +1,16 @@
-"""Count what training steps ask of a GPU: kernels that are launched, and waits of the host for them.
+"""Count what training steps ask of a GPU: how many kernels they launch, and how often the host waits for
+them.
 
 On a GPU each kernel is a launch, and each value that Python reads is a wait until all launched kernels are
 done. Paddle executes the same ops on a CPU, so both are counted there, exactly and on any machine.
 
-Kernels: Paddle's C++ side logs each kernel that it selects, in Python's calls and in autograd's. Left out is
-what launches nothing: views (Paddle's strided kernels) and memory without values (`empty`).
-Bytes (Paddle 3): of the inputs and outputs of each operator. One that takes or writes some rows counts these.
-Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose
+Kernels: Paddle's C++ side logs each kernel that it selects, in Python's calls and in autograd's. Not counted
+is what launches nothing: views (Paddle's strided kernels) and memory without values (`empty`). Bytes (Paddle
+3): each operator's inputs and outputs. If it takes or writes only some rows, only these count.
+Waits: the Tensor methods by which Python reads a value, copies from pageable memory, and ops whose
 output's shape depends on values. What `device.to_device` copies waits for nothing on a GPU.
 
-    # with environment(); FILE: JSON, case -> part -> kernels, waits
+    # with environment(). FILE: JSON, case -> part -> kernels, waits
     python -m tests.gpu_ops.count FILE FOLDER
 """
 

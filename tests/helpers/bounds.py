@@ -1,10 +1,10 @@
 """How far float32 may lie from a float64 reference on any processor: k * EPS * sum(|terms|), never a share
 that once sufficed.
 
-A rounding is off by at most EPS / 2 of its result, a sum of n terms by n * EPS / 2 of the sum of their sizes,
-in any order. Where
-n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded with a probability below 1e-9
-(Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019: 2 n exp(-8**2 / 2)).
+A rounding is off by at most EPS / 2 times its result, and a sum with n terms by n * EPS / 2 times their
+summed sizes, in any order. If n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded
+with a probability below 1e-9 (Higham and Mary, "A new approach to probabilistic rounding error analysis",
+2019: 2 n exp(-8**2 / 2)).
 
     product, bound = a @ b, sums(np.matmul, a, b)                      # one layer: sums of products alone
     # any float64 function of arrays, many layers or steps
@@ -14,7 +14,7 @@ n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded 
     want, bound = rounded(net, lambda: net(images).numpy())            # whatever a float64 network gives
     assert_within(got, want, bound)                                    # paths=2 where `want` is float32, too
 
-Results and arrays may be in lists and dicts; numbers that are not float are left as they are.
+Results and arrays may be in lists and dicts. Numbers that are not float stay as they are.
 """
 
 import copy
@@ -107,7 +107,7 @@ def cosines(size):
 
 
 def assert_within(got, want, bound, paths=1):
-    """Compare all numbers, and their shapes; a NaN is never within. `paths`: how many of the two are
+    """Compare all numbers, and their shapes. A NaN is never within. `paths`: how many of the two are
     rounded."""
 
     def compare(got, want, bound):

@@ -1,10 +1,11 @@
-"""plsc train, Paddle's launcher and the ranks as they are, but forked from a process that has imported
-Paddle: a start costs a second and not eight.
+"""plsc train, Paddle's launcher and the ranks, forked from a process that has imported Paddle. A start
+takes one second instead of eight.
 
 Popen is replaced, reports have no pictures, fsync does nothing, plsc train does not pause and the launcher
-looks at its ranks five times a second, not once; who starts, kills and waits for whom stays. The fork is
+looks at its ranks five times a second, not once. All else is unchanged: who starts, kills and waits for whom.
+The fork is
 sound: that process has computed nothing and has no thread at work. tests/distributed/test_restart.py shows
-that its runs have the bits of real starts.
+    that its runs have the same bits as real starts.
 
     code = shared().start(["tools/train.py", "--ranks", "2", ...], folder).wait(60)
 """

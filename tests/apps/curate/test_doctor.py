@@ -44,7 +44,7 @@ def test_lists_of_pairs_are_distinguished_from_lists_of_images(faces, capsys):
     pairs = f"{a},{b},1\n{a},{c},0\n"
     lfw = "Ann\t1\t2\nAnn\t1\tBob\t1\n"
     for text in (pairs, pairs.replace(",", "\t"), f"1 1\n{lfw}", f"\ufeff1\r\n{lfw}"):
-        assert kind(text) == "images", text  # else: of how many classes
+        assert kind(text) == "images", text  # else: class count
     (faces / "a,b,c.png").write_bytes(png(99))
     for text in (f"{a}\t0\n{c} 1\n", f"a,b,c.png\t0\n{c}\t1\n"):
         assert kind(text) == "classes", text
