@@ -8,7 +8,7 @@ import numpy as np
 from plsc.checkpoint.store import newest_step
 from plsc.config import load
 from plsc.entry import Entry
-from plsc.training.run_folder import find_newest, how_to_resume, write_config
+from plsc.training.run_folder import how_to_resume, locate_checkpoint, write_config
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, checkpoint, checkpoints, rows, steps
 
@@ -73,7 +73,7 @@ def test_the_same_command_resumes_from_the_newest_and_says_where_it_would_not(tm
     stopped = entry(tmp_path, "Global.checkpoint=best").config.Global
     back = entry(tmp_path, "Global.checkpoint=best", "Global.resume=true").config
     for section in (stopped, back.Global):
-        find_newest(section, writes=True)
+        locate_checkpoint(section, writes=True)
     assert names == ["newest", "best"] and how_to_resume(stopped) == "rerun the same command to resume"
     assert how_to_resume(back.Global) == "rerun the same command without Global.checkpoint to resume"
     write_config(back)  # which does not go back again

@@ -89,7 +89,7 @@ class Margin(ABC):
         self.statistics = state
 
 
-def change_targets(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target:
+def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target:
     """Call a margin, and find the slopes by autograd if it returns the new cosines alone.
 
     Args:
@@ -134,7 +134,7 @@ def check_slopes(margin: Margin) -> None:
     inputs = [paddle.linspace(-0.9, 0.9, 19), paddle.linspace(15.0, 33.0, 19)]
     for tensor in inputs:
         tensor.stop_gradient = False
-    target = change_targets(margin, *inputs)
+    target = apply_margin(margin, *inputs)
     if target.cosine.stop_gradient:  # autograd found the slopes, or there is nothing to compare
         return
     grads = paddle.grad([target.cosine.sum()], inputs, allow_unused=True)

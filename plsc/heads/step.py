@@ -1,16 +1,18 @@
-"""Run the softmax head forward and backward once. softmax.py defines the symbols and the method.
+"""Run the forward and backward pass of the softmax head for one training step.
+
+The docstring of softmax.py explains the method, and defines the symbols (N, D, ...) and the target logit.
 
 The forward pass has these steps:
 
-1. Select the step's classes, and find the samples' own classes among them.
-2. Gather all ranks' embeddings.
+1. Select the classes of the step, and find each sample's class among them.
+2. Gather the embeddings of all ranks.
 3. Let a backend (backends.py) compute the target logits.
 4. Let the margin change the target logits.
 5. Let the backend compute the maximum and the sum of exponentials over the other logits.
-6. Combine all ranks' results into the losses.
+6. Combine the results of all ranks into the losses.
 
-The backward pass hands the loss gradient to the backend. The backend computes the embeddings'
-gradient, and stores the centres' gradient in the selection.
+The backward pass gives the derivatives of the loss to the backend. The backend returns the gradient with
+respect to the embeddings, and stores the gradient with respect to the centres in the selection.
 """
 
 import contextlib
@@ -28,24 +30,25 @@ from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, Target
 from plsc.heads.banks.bank import Selection
 from plsc.heads.blocks import Vectors
 from plsc.heads.constants import filled
-from plsc.heads.margins import Target, change_targets
+from plsc.heads.margins import Target, apply_margin
 from plsc.heads.sampling import merge_classes
 from plsc.heads.spec import HeadSpec
 
 
 @dataclass
 class HeadOutput:
-    """The result of calling the head once.
+    """The result of one call of the head.
 
     Attributes:
         loss: mean loss over all ranks' N samples, scalar, the same on every rank. Call backward() on
             it.
-        accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of the N samples whose
-            target logit without margin is larger than all other logits. A tie is not a hit.
+        accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of hits among the N samples.
+            A sample is a hit if its target logit without margin is larger than all other logits. A tie is not
+            a hit.
         losses_B: each sample's loss on this rank, float32 [B].
         correct_B: whether each sample on this rank is a hit, bool [B].
-        selection: holds the rows in this rank's shard that took part, and after the backward pass their
-            gradients.
+        selection: the rows of this rank's shard that took part. After the backward pass, it also contains the
+            gradients of these rows.
     """
 
     loss: paddle.Tensor
@@ -56,30 +59,32 @@ class HeadOutput:
 
 
 class HeadStep:
-    """Computes a head's step. If the classes are sharded, this rank works on all ranks' samples.
-    Otherwise it works on its own samples.
+    """Computes one training step of a head.
+
+    If the classes are sharded, this rank processes the samples of all ranks. Otherwise it processes its own
+    samples, and N is then the number of its own samples in all shapes except those of the arguments.
 
     Args:
-        spec: margin, scale, sampling and the loss's other properties.
+        spec: margin, scale, sampling and the other properties of the loss.
         memory: state that the head keeps between its steps.
         emb_BD: this rank's embeddings, float [B, D].
         label_N: all ranks' labels, int64 [N], in host memory.
-        number: training step, which decides the sampling. None means an inspection: all
-            classes take part, and the margin's statistics stay unchanged.
-        counts: each rank's sample count.
+        number: number of the training step, which decides which classes are sampled. None inspects the head:
+            all classes take part, and the statistics of the margin stay unchanged.
+        counts: number of samples on each rank.
 
     Attributes that `forward` sets for `backward`:
-        selection: rows in this rank's shard that take part.
-        vectors: gathered embeddings [N, D], scaled to length 1 if there is a margin.
+        selection: the rows of this rank's shard that take part.
+        vectors: the gathered embeddings [N, D], scaled to norm 1 if there is a margin.
         scaled_ND: the values of `vectors` times the scale.
-        plain_N: target logits divided by the scale, without margin, or 0 if the sample's class is in another
-            shard.
-        targets: target logits divided by the scale, with margin, and their derivatives with respect to
-            `plain_N`. All are 0 if the class is in another shard.
+        plain_N: each sample's target cosine without margin. Without a margin, it is the target logit. It is 0
+            if the sample's class is in another shard.
+        targets: the target cosines with margin, and their derivatives with respect to `plain_N` and to the
+            norms of the embeddings. All are 0 if the sample's class is in another shard.
         backend: backend that computes the logits.
         lse_N: logarithm of each sample's softmax denominator.
-        rest_N: 1 - p(target) for each sample.
-        penalty_slope_N: the margin penalty's derivative with respect to the norm, or None if the margin
+        rest_N: 1 - p for each sample, where p is the probability of the sample's class.
+        penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
             has no penalty.
     """
 
@@ -100,7 +105,7 @@ class HeadStep:
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self._is_over = False
-        self.num_samples = sum(self.counts)  # the mean loss is over all ranks' samples
+        self.num_samples = sum(self.counts)  # N, also if the classes are not sharded
         start = sum(self.counts[: distributed.rank()])
         self._own_samples = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._own_samples]
@@ -110,14 +115,19 @@ class HeadStep:
         return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Return a per-sample tensor of all ranks' samples. A margin's statistics need it, since they must
-        be the same on every rank. A sharded head already has all samples."""
+        """Return a per-sample tensor of all ranks' samples.
+
+        The statistics of a margin are computed from the result, so that they are the same on every rank. If
+        the classes are sharded, `x_N` already contains the samples of all ranks.
+
+        Collectives: one all_gather if the classes are not sharded.
+        """
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
-        """Compute the losses, and keep what the backward pass needs. It keeps the exponentials if they fit
-        into the budget."""
-        positions = self._find_targets()
+        """Compute the losses, and keep what the backward pass needs. The exponentials are kept only if they
+        fit into the memory limit `spec.budget`."""
+        positions = self._select_classes()
         emb_ND = self.emb_BD.astype("float32")
         if self.spec.sharded:
             emb_ND = distributed._c_allgather(emb_ND, self.counts)
@@ -129,11 +139,11 @@ class HeadStep:
         use_kernels = takes_kernels(self.spec, self.selection, self.number is None)
         backend_class = KernelBackend if use_kernels else PaddleBackend
         self.backend = backend_class(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
-        self.plain_N, self.targets = self._move_targets(positions.owned_N, self.backend.plain_N)
+        self.plain_N, self.targets = self._apply_margin(positions.owned_N, self.backend.plain_N)
         shared = self._share_targets()
         self._statistics = self.margin.statistics if self.margin else None
-        maxima = self._join_maxima(*self.backend.forward(shared))
-        losses_N, correct_N, self.lse_N, self.rest_N = self._join_ranks(*maxima)
+        maxima = self._reduce_maxima(*self.backend.forward(shared))
+        losses_N, correct_N, self.lse_N, self.rest_N = self._compute_losses(*maxima)
         self.penalty_slope_N = None
         if self.margin and self.margin.penalty:
             penalty_N, self.penalty_slope_N = self.margin.penalty(self.vectors.length)
@@ -146,8 +156,9 @@ class HeadStep:
             loss, accuracy, self.select_own(losses_N), self.select_own(correct_N), self.selection
         )
 
-    def _find_targets(self) -> TargetPositions:
-        """Select the step's classes, and find the samples' own classes among them."""
+    def _select_classes(self) -> TargetPositions:
+        """Select the classes of the step, and find each sample's class among them. With sampling, also start
+        reading the rows of the next step's classes."""
         bank = self.memory.bank
         shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
@@ -161,16 +172,23 @@ class HeadStep:
             self.selection = bank.select(index_K)
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
-        order = np.argsort(column_P, kind="stable")  # makes a block's targets contiguous
+        order = np.argsort(
+            column_P, kind="stable"
+        )  # samples whose classes are in one block become neighbours
         return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
-    def _move_targets(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
-        """Apply the margin to this shard's target cosines. Return the values of `plain_N` and
-        `targets`."""
+    def _apply_margin(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
+        """Apply the margin to the target cosines. Return the values for the attributes `plain_N` and
+        `targets`.
+
+        Args:
+            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N].
+            plain_N: target cosines without margin, float32 [N]. They are arbitrary where `owned_N` is 0.
+        """
         if not self.margin:
             plain_N = plain_N * owned_N
             return plain_N, Target(plain_N, owned_N)
-        moved = change_targets(self.margin, plain_N, self.vectors.length)
+        moved = apply_margin(self.margin, plain_N, self.vectors.length)
         slope_N = filled(plain_N.shape, 1.0) if self.spec.straight_through else moved.slope
         values = [plain_N, moved.cosine, slope_N]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
@@ -178,10 +196,12 @@ class HeadStep:
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Share all N samples' target cosines with every rank. Return them without and with margin,
-        each [N, 1], or None if the margin does not change the other logits.
+        """Give every rank the target cosines of all N samples.
 
-        Collectives: one all_reduce SUM of [2, N], only for a margin that changes the other logits.
+        Returns the target cosines without and with margin, each [N, 1], or None if the margin does not change
+        the other logits.
+
+        Collectives: one all_reduce SUM of [2, N] if the margin changes the other logits.
         """
         if not (self.margin and self.margin.others):
             return None
@@ -193,14 +213,18 @@ class HeadStep:
         plain_N1, target_N1 = (cos_N.unsqueeze(1) for cos_N in shared_2N.unbind())
         return plain_N1, target_N1
 
-    def _join_maxima(
+    def _reduce_maxima(
         self, largest_N: paddle.Tensor, plain_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Find each sample's largest logit over all ranks, except the target.
+        """Find each sample's largest logit over all ranks. The target logits are excluded.
 
-        Return three tensors [N]. The first is the largest logit after the margin has changed the other
-        logits. The second is the largest logit before. The third is this rank's sum of exp(logit - the
-        first).
+        Args:
+            largest_N: this rank's largest logit, after the margin has changed the logits.
+            plain_N: this rank's largest logit, before the margin has changed the logits.
+            sum_N: this rank's sum of exp(logit - largest_N).
+
+        Returns three tensors [N]: the largest logit of all ranks after the margin's change, the largest logit
+        of all ranks before this change, and this rank's sum of exp(logit - first result).
 
         Collectives: one all_reduce MAX of [2, N].
         """
@@ -209,11 +233,14 @@ class HeadStep:
         max_N, plain_max_N = distributed.all_reduce(paddle.stack([largest_N, plain_N]), "max").unbind()
         return max_N, plain_max_N, sum_N * (largest_N - max_N).exp()
 
-    def _join_ranks(
+    def _compute_losses(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, ...]:
-        """Compute four tensors [N] for all ranks' samples: the loss, whether the sample is a hit,
-        the denominator's logarithm, and 1 - p(target).
+        """Compute the losses from the results of `_reduce_maxima`.
+
+        Returns four tensors [N]: each sample's loss without the margin's penalty, whether the sample is a
+        hit, the logarithm of the softmax denominator, and 1 - p, where p is the probability of the sample's
+        class.
 
         Collectives: one all_reduce SUM of [3, N].
         """
@@ -227,11 +254,14 @@ class HeadStep:
         return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the loss gradient with respect to this rank's embeddings, times W (see "Loss convention"
-        in plsc/distributed/collectives.py). Store the centres' gradient in the selection.
+        """Compute the gradient of the loss with respect to this rank's embeddings, times W. Store the
+        gradient with respect to the centres in the selection.
+
+        The factor W compensates the division by W when the gradients of the backbone are averaged (see "Loss
+        convention" in plsc/distributed/collectives.py).
 
         Args:
-            grad: loss gradient, scalar.
+            grad: gradient with respect to the loss, scalar.
 
         Raises UserError on a second call, or if the centres have changed since `forward`.
         """
@@ -249,7 +279,7 @@ class HeadStep:
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
             # Gradient with respect to the norms, through this shard's target cosines. `_embedding_gradient`
-            # multiplies it by the scale and divides it by the sample count.
+            # multiplies it by the scale and by the mean's factor 1 / N.
             by_norm_N = -self.rest_N * self.targets.norm_slope
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND
@@ -257,8 +287,8 @@ class HeadStep:
 
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
-        """Give the margin the statistics that it had in the forward pass. Another step may have run since
-        then, and a recomputed block must give the same logits."""
+        """Give the margin the statistics that it had in the forward pass of this step. Another step may have
+        changed them since then, but a logit that is computed again must have the same value."""
         if not self.margin:
             yield
             return
@@ -270,9 +300,14 @@ class HeadStep:
             self.margin.statistics = current
 
     def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
-        """Turn the gradient with respect to the scaled embeddings into the gradient with respect to the
-        embeddings. If the targets depend on the norms, the last column is the gradient with respect to the
-        norms."""
+        """Convert the gradient with respect to the scaled embeddings to the gradient with respect to the
+        embeddings.
+
+        Args:
+            grad_BD: gradient with respect to the scaled embeddings [B, D]. If the target cosines depend on
+                the norms of the embeddings, it has one more column, the gradient with respect to the norms.
+            factor: gradient with respect to the loss divided by N, scalar.
+        """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * cosine_factor

@@ -24,7 +24,7 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.errors import Mistakes, SeveralErrors, UserError, escape, writing
 from plsc.training.init_from import find_weights
-from plsc.training.run_folder import find_newest
+from plsc.training.run_folder import locate_checkpoint
 from plsc.utils.atomic_write import remove
 from plsc.utils.logging import warn_on_rank_0
 from plsc.utils.registry import is_import_path
@@ -69,12 +69,12 @@ def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
 
     resumes: whether to look for a run to resume. Rank 0's value counts.
 
-    Every rank calls it. Raises what `find_newest` and `find_weights` raise.
+    Every rank calls it. Raises what `locate_checkpoint` and `find_weights` raise.
     """
     folder = Path(cfg.Global.output_dir)
 
     def begin() -> Start:
-        path = find_newest(cfg.Global, writes=True) if resumes else None
+        path = locate_checkpoint(cfg.Global, writes=True) if resumes else None
         resumed = path is not None
         if not resumed and cfg.Global.init_from:
             path = find_weights(cfg.Global.init_from)

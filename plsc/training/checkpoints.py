@@ -39,7 +39,7 @@ class Checkpoints:
         self._weights = weights
         self._warned = False  # whether the warning about a long save was given
 
-    def note(self, step: int, evaluation: Evaluation) -> None:
+    def add_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write an evaluation next to its step's checkpoint. Rank 0 calls it.
 
         Nothing is written if that step is not the newest checkpoint. If the file cannot be written, a warning

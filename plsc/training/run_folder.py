@@ -153,7 +153,7 @@ def delete_run(folder: Path) -> None:
             remove(folder / name)
 
 
-def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
+def locate_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
     """Find the checkpoint that Global.checkpoint names, and log its path. Rank 0 alone calls it, because it
     verifies every byte.
 
@@ -176,10 +176,10 @@ def find_newest(section: GlobalCfg, writes: bool = False) -> Path | None:
 
 
 def find_checkpoint(section: GlobalCfg) -> Path | None:
-    """Call `find_newest` on rank 0, and return its result on every rank. Every rank calls it."""
+    """Call `locate_checkpoint` on rank 0, and return its result on every rank. Every rank calls it."""
     from plsc import distributed
 
-    return distributed.run_on_rank_0(lambda: find_newest(section))
+    return distributed.run_on_rank_0(lambda: locate_checkpoint(section))
 
 
 def open_checkpoint(section: GlobalCfg) -> store.Checkpoint:

@@ -409,7 +409,7 @@ class Trainer:
         if not ended:
             self.stopped = signal.Signals(max(distributed.gather_counts(self.watchdog.signal))).name
         elif (made := self.evaluator.evaluation) and distributed.rank() == 0:
-            self.checkpoints.note(self.step, made)
+            self.checkpoints.add_evaluation(self.step, made)
 
     def _evaluated(self) -> bool:
         return self.checkpoints.evaluated(self.step)

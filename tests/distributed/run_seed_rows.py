@@ -110,7 +110,7 @@ def row_2_6():
     step = case.forward()
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
     most = case.of_logits.max()
-    assert_within(step._join_maxima(*step.backend.forward(None))[0].numpy(), others.max(axis=1), most)
+    assert_within(step._reduce_maxima(*step.backend.forward(None))[0].numpy(), others.max(axis=1), most)
     assert_within(step.backend.forward(None)[0].numpy(), others[:, case.rows].max(axis=1), most)
     losses = []
     for shift in (0.0, 1e4):

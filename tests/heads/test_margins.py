@@ -12,7 +12,7 @@ from plsc.errors import UserError
 from plsc.heads.adaptive import AdaFace
 from plsc.heads.build import build_margin, make_head
 from plsc.heads.config import MARGINS, MarginCfg
-from plsc.heads.margins import ArcFace, Margin, Target, change_targets, check_slopes
+from plsc.heads.margins import ArcFace, Margin, Target, apply_margin, check_slopes
 from plsc.utils.section import arguments_of
 from tests.heads.autograd import (
     COMBINED,
@@ -109,7 +109,7 @@ class Formula(Margin):
 def test_a_margin_that_gives_its_formula_alone_has_the_slope_of_autograd():
     cos = paddle.to_tensor(GRID, dtype="float32")
     with paddle.no_grad():
-        found = change_targets(Formula(), cos, paddle.ones([len(GRID)]))
+        found = apply_margin(Formula(), cos, paddle.ones([len(GRID)]))
     np.testing.assert_allclose(found.slope.numpy(), 2 * GRID, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(found.cosine.numpy(), GRID**2 - 0.1, rtol=1e-6, atol=1e-7)
     assert not found.norm_slope.numpy().any() and found.cosine.stop_gradient
@@ -145,7 +145,7 @@ def test_a_margin_that_returns_something_else_is_one_line(returned, said):
             return returned(cos_N)
 
     with pytest.raises(UserError, match=f"^Head.name: Wrong returned {re.escape(said)}"), paddle.no_grad():
-        change_targets(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
+        apply_margin(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
 
 
 class Halved(Margin):

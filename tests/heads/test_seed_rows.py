@@ -79,7 +79,7 @@ def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     head = make_head(20, D, CosFace(), sample_rate=rate)
     emb, label = batch()
     step = step_module.HeadStep(head.spec, head.memory, emb, label.numpy(), 5, [len(label)])
-    place = step._find_targets()
+    place = step._select_classes()
     assert np.array_equal(step.selection.index_K[place.column_P], label.numpy()[place.sample_P])
 
 

@@ -27,13 +27,13 @@ def gradients_are_too_long(monkeypatch):
 
 
 def losses_are_no_number(monkeypatch):
-    right = HeadStep._join_ranks
+    right = HeadStep._compute_losses
 
     def wrong(*args):
         loss_N, *others = right(*args)
         return loss_N * float("nan"), *others
 
-    monkeypatch.setattr(HeadStep, "_join_ranks", wrong)
+    monkeypatch.setattr(HeadStep, "_compute_losses", wrong)
 
 
 @pytest.mark.parametrize(
