@@ -1,35 +1,45 @@
-"""Compute softmax cross entropy over classes that are sharded over the ranks, with or without a margin on the
-target.
+"""Compute softmax cross entropy over classes that are divided among the ranks, with or without a margin.
 
-    B samples on this rank   N samples on all ranks   W ranks   D embedding size
-    C classes   S classes in this rank's shard   K classes in the shard that the step uses (K = S without
-    sampling)   b classes in a block   J sub-centres per class (1 except for sub-centre ArcFace)
-    P samples whose class is in this rank's shard
+These letters are used as shapes and as suffixes of names:
 
-The full [N, K] matrix of logits never exists. The head computes the shard in blocks of classes. For each
-sample, a block yields the maximum and the sum of exponentials over the *other* logits, which are the logits
-that are not the sample's target. Let M be the maximum over all ranks, R = sum exp(other - M), and t the
-target logit after the margin. Then
+    B  number of samples on this rank
+    N  number of samples on all ranks
+    W  number of ranks
+    D  embedding size
+    C  number of classes
+    S  number of classes in this rank's shard (the range of classes whose centres this rank stores)
+    K  number of classes in the shard that take part in the step (K = S without sampling)
+    b  number of classes in a block (the classes whose logits are computed at a time)
+    J  number of sub-centres per class (1 except for sub-centre ArcFace)
+    P  number of samples whose class is in this rank's shard
 
-    z = M + log R - t        loss = softplus(z)        p(target) - 1 = -sigmoid(z)
+The target logit of a sample is the logit of the sample's class. All other logits of the sample are its other
+logits. The matrix [N, K] of all logits never exists. The head computes one block of classes at a time. For
+each sample, it computes the maximum and the sum of exponentials over the block's other logits. Let M be the
+maximum over all ranks, R = sum exp(other - M), and t the target logit with margin. Let p be the probability
+of the sample's class. Then
 
-This form never subtracts nearly equal numbers. The backward pass is written by hand, block by block. If all
-exponentials fit into the budget, they are kept, and a step takes 3 matrix products. Otherwise they are
-recomputed, and a step takes 4.
+    z = M + log R - t        loss = softplus(z)        p - 1 = -sigmoid(z)
+
+This form never subtracts nearly equal numbers. The backward pass is written by hand, and also computes one
+block at a time. If all exponentials fit into the memory limit, they are kept, and a step takes 3 matrix
+products. Otherwise they are computed again in the backward pass, and a step takes 4 matrix products.
 
 Collectives in one step, in this order:
 
 - all_gather of the embeddings [N, D]
-- all_reduce SUM of the target cosines [2, N], only for a margin that changes the other logits
-- all_reduce MAX of M with and without that change [2, N]
-- all_reduce SUM of (R, target, t) [3, N]
-- in the backward pass, reduce-scatter of the embeddings' gradient [N, D], with one more column if the
-  target cosines depend on the embeddings' norms
+- all_reduce SUM of the target cosines with and without margin [2, N], only if the margin changes the other
+  logits
+- all_reduce MAX of the largest other logit with and without this change [2, N]
+- all_reduce SUM of R and the target cosines with and without margin [3, N]
+- in the backward pass, reduce-scatter of the gradient with respect to the embeddings [N, D]. The gradient has
+  one more column if the target cosines depend on the norms of the embeddings
 - in the update, all_reduce SUM of two numbers, only for LARS
 
-The labels arrive with the previous step (`Trainer._summarise_step`). PLSC also runs `_c_reducescatter` on the
-losses. This head does not need it, because every rank knows all N losses after the last SUM. The centres'
-gradients never travel between ranks.
+The labels of all ranks are gathered at the end of the previous step (`Trainer._summarise_step`).
+PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses. This head does not need this
+call, because every rank knows all N losses after the last SUM. The gradients with respect to the centres are
+never sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,15 +66,16 @@ from plsc.heads.step import HeadOutput, HeadStep
 
 @dataclass
 class ShardInfo:
-    """The tensors that PLSC's `_set_info` published. They are meant for small problems.
+    """The tensors that `_set_info` returned in PaddlePaddle's earlier program PLSC. They are for small
+    problems.
 
     Attributes:
-        shard_logit: this shard's logits with margin and scale, float32 [N, S].
-        shard_prob: softmax probabilities for this shard's classes, normalised over all C classes, float32
+        shard_logit: logits of this shard's classes, with margin and scale, float32 [N, S].
+        shard_prob: softmax probabilities of this shard's classes, normalised over all C classes, float32
             [N, S].
-        shard_label: each sample's label, counted from the shard's start, or -1 if its class is in another
-            shard, [N].
-        shard_dim: how many classes this shard has, S.
+        shard_label: each sample's label minus the shard's first class, int64 [N]. It is -1 if the sample's
+            class is in another shard.
+        shard_dim: number of classes in this shard, S.
     """
 
     shard_logit: paddle.Tensor
@@ -74,19 +85,19 @@ class ShardInfo:
 
 
 class SoftmaxHead:
-    """Holds the class centres and computes the loss over them. `plsc.heads.build.make_head` makes one.
+    """Stores the class centres, and computes the loss. `plsc.heads.build.make_head` returns a SoftmaxHead.
 
     Args:
-        bank: centres for this rank's shard, or for all classes if they are not sharded. Each row holds
-            `spec.sub_centres` embeddings.
-        spec: margin, scale, sampling and the loss's other properties.
+        bank: stores the centres of this rank's shard, or of all classes if the classes are not sharded. A
+            row contains the `spec.sub_centres` centres of a class.
+        spec: margin, scale, sampling and the other properties of the loss.
     """
 
     def __init__(self, bank: Bank, spec: HeadSpec):
         self.bank = bank
         self.spec = spec
         self.margin = spec.margin
-        self.shard = bank.shard  # the classes whose centres this rank has
+        self.shard = bank.shard  # the classes whose centres this rank stores
         self.memory = HeadMemory(bank, DrawAhead(bank.shard, spec.sample_rate, spec.seed))
 
     def __call__(
@@ -101,13 +112,14 @@ class SoftmaxHead:
 
         Args:
             emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
-            labels: class numbers, int64. A tensor [B] holds this rank's labels. An array
-                [N] holds all ranks' labels (see `gather_labels`) and saves a read from the device.
-            number: training step. Together with the seed it decides which classes are sampled.
-            counts: each rank's sample count. If None, the ranks exchange it, which takes a collective
-                and a read from the device.
+            labels: class numbers, int64. A Paddle tensor [B] contains the labels of this rank. A NumPy array
+                [N] contains the labels of all ranks (see `gather_labels`). With an array, the host does not
+                wait for the device.
+            number: number of the training step. The seed and this number determine which classes are sampled.
+            counts: number of samples on each rank. None gathers these numbers with a collective, and waits
+                for the device.
 
-        Raises UserError if a label is not in [0, C). The message names the first such sample.
+        Raises UserError if a label is not in [0, C). The message names the first sample with such a label.
         """
         counts = distributed.gather_counts(len(emb)) if counts is None else counts
         if not isinstance(labels, np.ndarray):
@@ -121,7 +133,11 @@ class SoftmaxHead:
         return out
 
     def check_labels(self, label_N: np.ndarray) -> None:
-        """Raise UserError on every rank if a label is not in [0, C). The message names the first one."""
+        """Raise UserError if a label is not in [0, C). The message names the first sample with such a label.
+
+        Args:
+            label_N: labels of all ranks, int64 [N]. All ranks then raise the same error.
+        """
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
         if len(outside):
             raise UserError(
@@ -131,21 +147,20 @@ class SoftmaxHead:
             )
 
     def update(self, lr: float, step: int = 0) -> None:
-        """Apply the last backward pass's gradients to the centres that took part in it. Every rank calls
-        it.
+        """Update the centres that took part in the last backward pass with their gradients. Every rank calls
+        this method.
 
-        If several backward passes ran since the last update, the head keeps only the last one's
-        gradients. This drops a skipped step's gradients.
+        If several backward passes ran since the last update, only the gradients of the last one are used.
 
         Args:
             lr: learning rate.
-            step: training step, the same as in the call.
+            step: number of the training step, as passed to the forward pass.
 
         Raises UserError if no backward pass ran since the last update, or if the centres have changed since
-        its forward pass.
+        the forward pass of this step.
 
-        Collectives: one all_reduce SUM of two numbers if the classes are sharded and the rule needs norms
-        (LARS).
+        Collectives: one all_reduce SUM of two numbers, if the classes are sharded and the optimizer needs
+        norms, as LARS does.
         """
         selection, self.memory.ready = self.memory.ready, None
         if selection is None:
@@ -158,17 +173,17 @@ class SoftmaxHead:
             selection.update(lr, step, self._norms(selection) if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many updates were made so far. A checkpoint stores the centres and the margin's state
-        separately."""
+        """Return the number of updates so far, under the key "updates". The centres and the state of the
+        margin are not included. They have their own place in a checkpoint."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the update count."""
+        """Restore the number of updates."""
         self.bank.updates = state["updates"]
 
     def remember(self) -> Callable[[], None]:
-        """Return a function that undoes a step which is not followed by an update. The function restores the
-        margin's present statistics and drops the step's gradients."""
+        """Return a function that undoes the next step if this step is skipped. The function restores the
+        statistics that the margin has now, and drops the gradients of the step."""
         return partial(self._restore, self.margin and self.margin.statistics)
 
     def _restore(self, statistics: Mapping | None) -> None:
@@ -179,8 +194,8 @@ class SoftmaxHead:
             self.memory.ready = None
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute two norms over all ranks: the selected centres' norm and their gradient's
-        norm."""
+        """Compute two norms over all ranks: the norm of all selected centres together, and the norm of their
+        gradient."""
         squares = selection.squares()
         if self.spec.sharded:
             distributed.all_reduce(squares)
@@ -189,8 +204,8 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Return the loss's intermediate results as full [N, S] tensors. Use it for small problems only.
-        Every rank calls it.
+        """Return the intermediate results of the loss as full [N, S] tensors. Use this method for small
+        problems only. Every rank calls it.
 
         Args:
             emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
@@ -214,15 +229,16 @@ class SoftmaxHead:
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
         """Find the class with the largest logit for each embedding, without margin and sampling.
 
-        Every rank calls it with the same embeddings. Logits stay on their rank and within the budget.
+        Every rank calls this method with the same embeddings. Logits are not sent to other ranks, and do not
+        exceed the memory limit.
 
         Args:
             emb_ND: embeddings, float [N, D].
 
-        Returns class numbers, int64 [N]. The number is C if several classes share the largest logit, because
-        a tie is not a hit. It may also be C if a logit is not finite.
+        Returns class numbers, int64 [N]. The number is C if several classes have the largest logit, because a
+        tie is not a hit. It may also be C if a logit is not finite.
 
-        Collectives: if the classes are sharded, two all_reduce MAX of N and 2 N numbers. Otherwise none.
+        Collectives: if the classes are sharded, an all_reduce MAX of N numbers and another of 2 N numbers.
         """
         selection = self.bank.select(None)
         block, _ = plan_blocks(
@@ -254,14 +270,16 @@ class SoftmaxHead:
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Gather all ranks' labels into host memory. Every rank calls it. With several ranks it
-    waits for the device.
+    """Gather the labels of all ranks in host memory. Every rank calls this function. If there are several
+    ranks, the host waits for the device.
 
     Args:
-        label_B: this rank's labels, int64 [B].
-        counts: each rank's sample count.
+        label_B: labels of this rank, int64 [B].
+        counts: number of samples on each rank.
 
-    Returns all ranks' labels in rank order, int64 [N].
+    Returns the labels of all ranks in the order of the ranks, int64 [N].
+
+    Collectives: one all_gather if there are several ranks.
     """
     if distributed.world_size() == 1:
         return label_B
@@ -269,14 +287,16 @@ def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
 
 class _SoftmaxLoss(PyLayer):
-    """Connects `HeadStep.forward`'s loss to autograd, with `HeadStep.backward` as its backward pass."""
+    """Connects the loss from `HeadStep.forward` to autograd. `HeadStep.backward` is its backward pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):
-        ctx.step = step  # not `out`: the loss refers to ctx, and a reference back would never free either
+        # `out` is not stored here. It contains the loss, and the loss refers to `ctx`. With a reference back,
+        # the memory of both would never be freed.
+        ctx.step = step
         return out.loss
 
     @staticmethod
     def backward(ctx, grad):
-        with RecordEvent("head"), paddle.no_grad():  # before the backbone's backward pass
+        with RecordEvent("head"), paddle.no_grad():  # runs before the backbone's backward pass
             return ctx.step.backward(grad)

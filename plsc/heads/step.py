@@ -172,9 +172,8 @@ class HeadStep:
             self.selection = bank.select(index_K)
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
-        order = np.argsort(
-            column_P, kind="stable"
-        )  # samples whose classes are in one block become neighbours
+        # Samples whose classes are in one block become neighbours.
+        order = np.argsort(column_P, kind="stable")
         return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
 
     def _apply_margin(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
