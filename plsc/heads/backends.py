@@ -1,12 +1,14 @@
-"""Compute a shard's logits, their maxima and sums, and all gradients. Two backends do the same work.
-softmax.py defines the symbols.
+"""Compute the logits of a shard, their maxima and sums, and all gradients, with one of two backends.
 
-`PaddleBackend` uses Paddle's ops. It runs on any device and with any margin. `KernelBackend` calls
-plsc/native/heads twice on a CPU, and is several times faster. It computes in float32, or in bfloat16 if the
-processor supports it, and needs a margin that does not change the other logits.
+The docstring of softmax.py defines the symbols, the target logit and the other logits.
 
-A backend serves one step. It keeps what the backward pass needs, and writes the row gradients to the
-selection.
+- `PaddleBackend` uses Paddle's operators. It runs on any device and with any margin.
+- `KernelBackend` calls the compiled kernels of plsc/native/heads, once in the forward pass and once in the
+  backward pass. It is several times faster, but runs only on a CPU. It computes in float32, or in bfloat16 if
+  the processor supports it. It cannot be used with a margin that changes the other logits.
+
+A backend object is used for one step. It keeps what the backward pass needs. The backward pass writes the
+gradients with respect to the selected rows to the selection.
 """
 
 from dataclasses import dataclass
@@ -27,19 +29,21 @@ from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 
-LOWEST = -1e30  # means "no other logit". It is finite, so that differences are not NaN.
+LOWEST = -1e30  # replaces a logit that is excluded. It is finite, because -inf - (-inf) would be NaN.
 
 
 class HeadMemory:
-    """Keeps a head's state between steps: centres, classes drawn ahead, and memory for exponentials.
-    This memory is reused, because fresh pages cost more time than the work on them.
+    """Stores the state that a head keeps from one step to the next.
+
+    This state is the class centres, the random draw for the next step, and memory for exponentials. The
+    memory is used again, because allocating new memory takes longer than computing the exponentials.
 
     Args:
-        bank: class centres.
-        drawing: draws each step's sampled classes.
+        bank: stores the class centres.
+        drawing: draws the sampled classes of each step.
 
     Attributes:
-        ready: the last backward pass's rows, which wait for their update, or None after the update.
+        ready: rows of the last backward pass, with their gradients. None after their update.
     """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):
@@ -49,27 +53,27 @@ class HeadMemory:
         self._spare: np.ndarray | None = None
 
     def borrow(self, numbers: int, dtype: np.dtype) -> np.ndarray:
-        """Lend memory for at least this many numbers."""
+        """Return memory for at least `numbers` elements. The caller owns this memory until `give_back`."""
         memory = self._spare
         self._spare = None
         if memory is None or len(memory) < numbers:
-            memory = np.empty(numbers + numbers // 16, dtype)  # untouched pages cost nothing
+            memory = np.empty(numbers + numbers // 16, dtype)  # memory that is never written takes no space
         return memory
 
     def give_back(self, borrowed: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass never returns its memory, and the next step gets
-        new memory."""
+        """Take back memory from `borrow`. If a step has no backward pass, its memory is not given back,
+        and the next step gets new memory."""
         self._spare = self._spare if borrowed is None else borrowed
 
 
 @dataclass(frozen=True)
 class TargetPositions:
-    """Positions of the N samples' classes in this shard.
+    """Tells which of the N samples have their class in this shard, and where.
 
     Attributes:
-        sample_P: indices of the samples whose class is in this shard, ordered by class, int64 [P].
-        column_P: each such sample's class, as an index among the selected rows, int64 [P].
-        owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device.
+        sample_P: indices of the P samples whose class is in this shard, int64 [P], ordered by `column_P`.
+        column_P: index of each of these samples' class among the selected rows, int64 [P].
+        owned_N: 1 if the class of the sample is in this shard, otherwise 0, float32 [N], on the device.
     """
 
     sample_P: np.ndarray
@@ -78,12 +82,12 @@ class TargetPositions:
 
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
-    """Return whether `KernelBackend` can compute a head's step with these rows on this device.
+    """Return whether `KernelBackend` can compute a step of the head on this device.
 
     Args:
-        spec: the head's properties.
-        selection: the step's rows.
-        inspected: whether the caller needs the logits themselves.
+        spec: properties of the head.
+        selection: rows of the step.
+        inspected: whether the caller needs the logits themselves, which `KernelBackend` does not return.
     """
     return (
         kernels.multiplies()
@@ -98,19 +102,21 @@ def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool
 
 
 class KernelBackend:
-    """Runs compiled kernels on rows in host memory.
+    """Computes a step with compiled kernels, which read rows in host memory.
+
+    `forward` and `backward` take and return the same as those of `PaddleBackend`.
 
     Args:
-        spec: the head's properties.
-        memory: the head's state.
-        selection: the step's rows.
-        x_ND: samples, float32 [N, D].
-        scaled_ND: samples times the head's scale, float32 [N, D].
-        positions: where the samples' classes are.
+        spec: properties of the head.
+        memory: state of the head.
+        selection: rows of the step.
+        x_ND: embeddings, normalised if there is a margin, float32 [N, D].
+        scaled_ND: `x_ND` times the scale of the head, float32 [N, D].
+        positions: positions of the samples' classes.
 
     Attributes:
-        plain_N: the samples' similarities with their own classes, float32 [N], or 0 if the class is in
-            another shard.
+        plain_N: target cosines without margin, or target logits if there is no margin, float32 [N]. They are
+            0 if the class of the sample is in another shard.
     """
 
     def __init__(
@@ -162,25 +168,29 @@ class KernelBackend:
 
 
 class PaddleBackend:
-    """Runs Paddle's ops on all N samples, one class block at a time. No operation depends on a value.
-    The host therefore never waits for the device, except with a bank in host memory.
+    """Computes a step with Paddle's operators, on all N samples and one block of classes at a time.
 
-    A block's softmax excludes the samples' own classes, and overwrites the logits. Let M_b be
-    the block's maximum, and R_b the sum of exp(logit - M_b). The gradient with respect to a logit is then
-    the softmax times R_b exp(M_b - lse). This factor is one number per sample, and is applied to the [N, D]
-    operands of the products. 1 / R_b is the softmax's largest number.
+    No decision in Python depends on a value on the device. The host therefore never waits for the device,
+    except if the bank stores its rows in host memory.
+
+    In each block, the target logits are excluded. Let M_b be the maximum of a sample's remaining logits, and
+    R_b the sum of exp(logit - M_b). Paddle's softmax of these logits overwrites them, to save memory. The
+    largest number in it is 1 / R_b. The derivative of the loss with respect to a logit is the softmax times
+    R_b exp(M_b - lse), where lse is the logarithm of the softmax denominator over all classes. The factor R_b
+    exp(M_b - lse) is one number per sample. It is not multiplied with the softmax [N, b], but with the
+    smaller [N, D] operands of the matrix products.
 
     Args:
-        spec: the head's properties.
-        memory: the head's state.
-        selection: the step's rows.
-        x_ND: samples, float32 [N, D].
-        scaled_ND: samples times the head's scale, float32 [N, D].
-        positions: where the samples' classes are.
+        spec: properties of the head.
+        memory: state of the head. This backend does not use it.
+        selection: rows of the step.
+        x_ND: embeddings, normalised if there is a margin, float32 [N, D].
+        scaled_ND: `x_ND` times the scale of the head, float32 [N, D].
+        positions: positions of the samples' classes.
 
     Attributes:
-        plain_N: the samples' similarities with their own classes, float32 [N], arbitrary if the class is in
-            another shard.
+        plain_N: target cosines without margin, or target logits if there is no margin, float32 [N]. They are
+            arbitrary if the class of the sample is in another shard.
     """
 
     def __init__(
@@ -205,21 +215,22 @@ class PaddleBackend:
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
-        # Each block's maximum and sum, [N].
+        # M_b [N] and R_b [N] of each block.
         self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         self._x_ND = rounded(scaled_ND, logits_dtype(spec, spec.compute_dtype))
 
     def forward(
         self, cosines: tuple[paddle.Tensor, paddle.Tensor] | None
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Compute maxima and sums over the shard's selected logits, except each sample's target.
+        """Compute each sample's maximum and sum of exponentials over the other logits of the selected
+        classes.
 
         Args:
-            cosines: target cosines without and with margin, each float32 [N, 1], for a margin that changes
-                the other logits. Otherwise None.
+            cosines: target cosines without and with margin, each float32 [N, 1]. None if the margin does not
+                change the other logits.
 
-        Returns three tensors [N]: the maximum, the maximum before the logits are changed, and the sum of
-        exp(logit - maximum).
+        Returns three tensors [N]: the maximum, the maximum before the margin changes the other logits, and
+        the sum of exp(logit - first result).
         """
         self._cosines = cosines
         samples = len(self._x_ND)
@@ -229,7 +240,7 @@ class PaddleBackend:
         plain = []
         for span in self.spans:
             block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
-            # argmax gives the maximum and its position, and saves a pass over the logits.
+            # argmax and a gather need one pass over the logits. max and argmax would need two.
             largest_N2 = paddle.stack([count_up(len(logit_Nb)), logit_Nb.argmax(axis=1)], axis=1)
             max_N = paddle.gather_nd(logit_Nb, largest_N2)
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
@@ -249,16 +260,22 @@ class PaddleBackend:
         return max_N, paddle.stack(plain).max(axis=0), sum_N
 
     def logits(self) -> paddle.Tensor:
-        """Compute the scaled logits [N, S] of all classes, with the targets near LOWEST. Use it for small
-        problems only."""
+        """Compute the scaled logits of all classes, [N, S]. The target logits are near LOWEST. Use this
+        method for small problems only."""
         return self._logits(0, self.selection.count)[1]
 
     def _logits(self, start: int, stop: int) -> tuple:
-        """Compute a block's logits.
+        """Compute the logits of a block of classes.
 
-        Returns five values: the block, its scaled logits [N, b] with the targets near LOWEST, the logits
-        before they are changed [N, b], the change's slopes [N, b], and the nearest sub-centres
-        [N, b, J]. The third and fourth are None if nothing changes the logits. The last is None for J = 1.
+        Returns five values:
+
+        - the block
+        - its scaled logits [N, b]. The target logits are near LOWEST
+        - the logits before the margin or `Head.filter_above` changes them [N, b], or None if nothing changes
+            them
+        - the derivatives of the second value with respect to the third [N, b], or None if nothing changes
+            them
+        - the nearest sub-centres [N, b, J], see `Block.logits`, or None for J = 1
         """
         block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
@@ -276,8 +293,12 @@ class PaddleBackend:
         return block, changed_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _exclude_targets(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
-        """Add LOWEST to the logits of the samples' own classes, in place. This excludes them from the sum,
-        because they may exceed the normaliser that holds the target with margin."""
+        """Add LOWEST to the target logits in a block, in place. This excludes them from the maximum and
+        the sum.
+
+        These target logits have no margin. The softmax denominator contains the target logit with margin
+        instead, which may be much smaller.
+        """
         owned_N = self._positions.owned_N
         column_N = self._targets.column_N
         if (start, stop) != (0, self.selection.count):
@@ -286,8 +307,8 @@ class PaddleBackend:
         paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
-        """Multiply a block's softmax, which is 0 at the targets, by the slopes with which its logits change.
-        The result [N, b J] is rounded for the products."""
+        """Multiply the softmax of a block by the derivatives of its logits, if a margin has changed the
+        logits. Return the result [N, b J], rounded for the matrix products."""
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
         return block.round_weights(softmax_Nb, nearest_NbJ)
@@ -299,15 +320,16 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Compute the summed losses' gradient with respect to the scaled embeddings, float32 [N, D].
-        Store the row gradients in the selection.
+        """Compute the gradient of the sum of all losses with respect to the scaled embeddings, float32 [N,
+        D]. Store the gradients with respect to the selected rows in the selection.
 
         Args:
             lse_N: logarithm of each sample's softmax denominator, float32 [N].
-            dtarget_N: gradient with respect to the target logits, float32 [N], or 0 if the target is in
-                another shard.
+            dtarget_N: derivative of each sample's loss with respect to its `plain_N` times the scale, float32
+                [N]. It is 0 if the class of the sample is in another shard.
             x_ND: scaled embeddings times `factor`, float32 [N, D].
-            factor: the mean loss's gradient divided by N, float32 scalar.
+            factor: gradient with respect to the mean loss, divided by N, float32 scalar. Only the gradients
+                in the selection include this factor.
         """
         if not self.spans:
             return paddle.zeros_like(x_ND)
@@ -332,7 +354,13 @@ class PaddleBackend:
         return grad_ND
 
     def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
-        """Add the samples' contributions to their own classes' gradients, one sum per class."""
+        """Add the parts that come from the target logits to the gradients in the selection. Samples of the
+        same class are summed first.
+
+        Args:
+            by_row_ND: gradient with respect to the row of each sample's class, [N, J D].
+            by_bias_N: gradient with respect to the bias of each sample's class, [N], or None without bias.
+        """
         positions = self._positions
         if not len(positions.sample_P):
             return

@@ -1,9 +1,12 @@
-"""Compute logits and gradients for one block of classes, and plan the block size. softmax.py defines
-the symbols.
+"""Compute logits and gradients for one block of classes, and plan the size of the blocks.
 
-With a margin, embeddings and centres are compared by cosine. The bank never stores normalised rows. With
-J > 1 a bank row holds J sub-centres one after the other, and the nearest one gives the class's
-similarity (Deng et al., Sub-center ArcFace, ECCV 2020).
+The docstring of softmax.py defines the symbols. The similarity of an embedding and a class is the logit
+divided by the scale. With a margin, it is the cosine between the embedding and the class centre. Otherwise,
+it is their inner product plus the bias. The bank does not store normalised rows, so they are normalised in
+each step.
+
+With J > 1, a row of the bank contains J sub-centres one after the other. The similarity is then that of the
+nearest sub-centre (Deng et al., Sub-center ArcFace, ECCV 2020).
 """
 
 import functools
@@ -19,32 +22,36 @@ from plsc.heads.constants import filled
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
-_CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between passes
-SMALLEST_SQUARE = 1.17549435e-38  # the smallest normal float32, see `Vectors`
+# A block with at most this number of classes stays in the processor's cache from one operation to the next.
+_CACHED_ROWS = 4096
+SMALLEST_SQUARE = 1.17549435e-38  # smallest normal float32 number, see `Vectors`
 
 
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan the block size, and whether to keep all exponentials and normalised rows.
+    """Plan the number of classes in a block, and whether to keep exponentials and normalised rows for the
+    backward pass. The plan is for `PaddleBackend`. The kernels have blocks of their own
+    (plsc/native/heads/softmax.py).
 
-    The temporaries stay within the budget. The plan is for Paddle's operators. The CPU kernels have their own
-    blocks (plsc/native/heads/softmax.py). The block size changes results by rounding only.
+    The temporary tensors must fit into the budget. Each class in a block needs three numbers per sample and
+    sub-centre (the logit, the exponential and a temporary one), and four copies of its row. If the inputs of
+    the matrix products are rounded to 16 bits, the class needs two more numbers per sample and sub-centre,
+    and two more copies of its row. If exponentials are kept, each selected class also needs an exponential
+    per sample and a normalised row. On a CPU, a block must also fit into the cache. On a GPU, large blocks
+    are faster.
 
-    A class of a block takes 3 numbers per sample and sub-centre (logit, exponential, one temporary) and 4
-    rows as wide as the bank's. If products round their inputs to 16 bits, it takes 2 more numbers and 2 more
-    rows. A kept class takes its exponentials and its normalised row. On a CPU a block also fits into the
-    cache. On a GPU larger blocks are faster.
+    The number of classes in a block changes results by rounding only.
 
     Args:
         num_samples: number of samples.
-        num_classes: how many selected classes.
-        width: numbers per bank row.
-        sub_centres: sub-centres per class.
-        budget: bytes for the temporaries.
-        dtype: dtype that the matrix products round their inputs to.
+        num_classes: number of selected classes.
+        width: length of a row of the bank.
+        sub_centres: number of sub-centres per class.
+        budget: memory limit for the temporary tensors, in bytes.
+        dtype: dtype to which the inputs of the matrix products are rounded.
 
-    Returns how many classes a block has, and whether to keep the exponentials.
+    Returns the number of classes in a block, and whether to keep the exponentials.
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
@@ -58,27 +65,29 @@ def plan_blocks(
 
 
 def logits_dtype(spec: HeadSpec, dtype: str) -> str:
-    """Return the dtype in which samples and centres are multiplied, if the other two products have `dtype`.
+    """Return the dtype in which embeddings are multiplied by centres.
 
-    A GPU also rounds a product's result. In bfloat16 a logit near 50 has an error up to 0.125, and the
-    error of the embeddings' gradient is 1.5 to 1.9 %. Scaled cosines fit into float16, whose rounding steps
-    are an eighth as large.
+    `dtype` is the dtype of the two matrix products in the backward pass. The result is `dtype`, except that
+    on a device with a margin it is float16 instead of bfloat16. The reason is that a GPU also rounds the
+    result of a product. In bfloat16, a logit near 50 has an error of up to 0.125, which causes an error of
+    1.5 to 1.9 % in the gradient with respect to the embeddings. The rounding error of float16 is an eighth as
+    large. With a margin, logits are scaled cosines, which do not exceed the range of float16.
     """
     return "float16" if dtype == "bfloat16" and spec.margin is not None and on_device() else dtype
 
 
 def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
-    """Round a float32 matrix to "float32", "bfloat16" or "float16"."""
+    """Round a float32 matrix to the dtype "bfloat16" or "float16". Return it unchanged for "float32"."""
     return x if dtype == "float32" else x.astype(dtype)
 
 
 def product(
     a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> paddle.Tensor:
-    """Multiply two float32 matrices, or two matrices with the same 16-bit dtype. The result is float32.
+    """Multiply two float32 matrices, or two matrices with the same 16-bit dtype. Return a float32 matrix.
 
-    On a GPU a 16-bit product sums in float32 and rounds its result to 16 bits. A CPU multiplies the rounded
-    numbers in float32.
+    On a GPU, the product of 16-bit matrices is summed in float32, and its result is rounded to 16 bits. On a
+    CPU, the 16-bit numbers are multiplied in float32, and the result is not rounded.
     """
     if a.dtype == paddle.float32:
         return paddle.matmul(a, b, transpose_a, transpose_b)
@@ -92,22 +101,23 @@ def _device_product(a, b, transpose_a, transpose_b) -> paddle.Tensor:
 
 
 class Vectors:
-    """Normalises embeddings or class centres if needed, and computes the gradient with respect to the
-    original vectors.
+    """Normalises embeddings or class centres, and computes the gradient with respect to the original vectors.
 
-    Kernels and operators have the same rule for lengths. If a vector's square is below the smallest normal
-    float32 (length below 1.1e-19), the vector has no direction. Both the vector and its gradient are then
-    zero. If the square overflows (length above 1.8e19), the vector is NaN, and the step is skipped. Operators
-    add 1.2e-38 to the square, which shortens vectors of length 1e-16 by 1e-6.
+    Compiled kernels and Paddle's operators follow the same rules. If the squared norm of a vector is below
+    the smallest normal float32 number (norm below 1.1e-19), the result and the gradient are zero. If the
+    squared norm overflows (norm above 1.8e19), the result is NaN, and the step is skipped. Paddle's operators
+    add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the norm of the result is therefore 1 -
+    1e-6.
 
     Args:
-        given: vectors, float32 [n, D].
-        cosine: whether to scale the vectors to length 1.
-        many: whether a pass over the vectors to write NaN is too expensive. The caller then adds `overflow`
-            to its results.
+        given: original vectors, float32 [n, D].
+        cosine: whether to normalise. If False, the vectors stay unchanged.
+        many: whether there are so many vectors that another operation with all of them would take too long.
+            If True, `values` is not set to NaN after an overflow. The caller must add `overflow` to its
+            results.
 
     Attributes:
-        values: vectors [n, D], scaled to length 1 if `cosine`.
+        values: vectors [n, D], with norm 1 if `cosine`.
     """
 
     def __init__(self, given: paddle.Tensor, cosine: bool, many: bool = False):
@@ -120,7 +130,8 @@ class Vectors:
             self.values, self._inverse = paddle.empty_like(given), paddle.empty([len(given), 1])
             row_kernels.unit_rows(given, self.values, self._inverse)
             return
-        # Paddle's op takes one pass instead of three, and its gradient takes one pass instead of five.
+        # This operator of Paddle reads the vectors once. Separate operators would read them three times, and
+        # five times for the gradient.
         self._given = given.detach()
         self.values, self._norm = paddle_internals.normalise(self._given, SMALLEST_SQUARE)
         if not many:
@@ -128,19 +139,21 @@ class Vectors:
 
     @property
     def overflow(self) -> paddle.Tensor | None:
-        """Scalar: 0, or NaN if a square overflowed. None if the values themselves contain the NaN."""
+        """Scalar 0, or NaN if the squared norm of any vector overflows. None if `values` contains NaN
+        then."""
         return None if self._norm is None else (self._norm * 0.0).sum()
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
-        """The original vectors' lengths, float32 [n]. The length of a zero vector is close to 0."""
+        """Norms of the original vectors, float32 [n]. For a zero vector, the number is near 0 and may not
+        be 0."""
         if self._norm is not None:
             return self._norm.flatten()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
 
     def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Turn the gradient with respect to `values` into the gradient with respect to the original vectors.
-        It can be called once."""
+        """Convert the gradient with respect to `values` to the gradient with respect to the original
+        vectors. Call this method at most once."""
         if self._inverse is not None:
             turned = paddle.empty_like(grad)
             row_kernels.turn_units(grad, self.values, self._inverse, turned)
@@ -148,21 +161,24 @@ class Vectors:
         if self._norm is None:
             return grad
         zero_n1 = self._norm < filled([], (2 * SMALLEST_SQUARE) ** 0.5)
-        # Division by an infinite length gives 0.
+        # A division by an infinite norm gives the gradient 0.
         norm_n1 = paddle.where(zero_n1, filled(self._norm.shape, float("inf")), self._norm)
         return paddle_internals.normalise_gradient(self._given, norm_n1, grad, SMALLEST_SQUARE)
 
 
 class Block:
-    """Compares samples with a block of a selection's rows, and computes the gradients. It compares by inner
-    products (plus bias), or by cosines if there is a margin.
+    """Computes the similarities of samples and a block of classes, and the gradients.
 
     Args:
         spec: properties of the head.
         selection: rows of the step.
-        start: the block's first row.
-        stop: the block's end, not included.
-        dtype: dtype that the three matrix products round their inputs to.
+        start: first row of the block.
+        stop: row after the last row of the block.
+        dtype: dtype to which the inputs of the matrix products are rounded (but see `logits_dtype`).
+
+    Attributes:
+        centres: the block's centres, normalised if there is a margin.
+        rounded: the values of `centres`, rounded to `dtype`.
     """
 
     def __init__(self, spec: HeadSpec, selection: Selection, start: int, stop: int, dtype: str):
@@ -179,13 +195,14 @@ class Block:
         self._logits_dtype = logits_dtype(spec, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compare samples with the block's classes.
+        """Compute the similarities of samples and the classes of the block, times the scale of the samples.
 
         Args:
-            x_ND: samples [N, D], rounded to `logits_dtype`.
+            x_ND: embeddings [N, D], rounded to `logits_dtype`. If they are multiplied by the scale of the
+                head, the results are logits.
 
-        Returns the similarities [N, b], and a tensor [N, b, J] that is 1 for the nearest sub-centre and 0 for
-        the others (None for J = 1).
+        Returns two tensors: the similarities [N, b], and a tensor [N, b, J] that is 1 for the nearest
+        sub-centre and 0 for the others. The second is None for J = 1.
         """
         same = self._logits_dtype == self.dtype
         centres = self.rounded if same else rounded(self.centres.values, self._logits_dtype)
@@ -199,8 +216,15 @@ class Block:
         return logit, None
 
     def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> paddle.Tensor:
-        """Assign the gradients with respect to the logits to the nearest sub-centres, and round them. The
-        result is [N, b J]."""
+        """Convert a weight per class to a weight per sub-centre, and round the weights to the dtype of the
+        block. The nearest sub-centre gets the weight, and the others get 0.
+
+        Args:
+            weight_Nb: weights [N, b], see `gradient`.
+            nearest_NbJ: second result of `logits`.
+
+        Returns the weights [N, b J].
+        """
         if nearest_NbJ is not None:
             weight_Nb = (weight_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
         return rounded(weight_Nb, self.dtype)
@@ -208,16 +232,19 @@ class Block:
     def gradient(
         self, weight_Nb: paddle.Tensor, share_N1: paddle.Tensor, x_ND: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the gradients from the gradient with respect to the logits, `share_N1` times `weight_Nb`.
+        """Compute the gradients with respect to the embeddings and to the rows of the block.
+
+        The derivative of a sample's loss with respect to a logit is `share_N1` times `weight_Nb`.
 
         Args:
             weight_Nb: result of `round_weights`, [N, b J].
-            share_N1: each sample's factor, float32 [N, 1].
-            x_ND: samples, float32 [N, D]. They may include the loss's mean and scale as factors.
+            share_N1: one factor per sample, float32 [N, 1].
+            x_ND: embeddings, float32 [N, D], normalised if there is a margin. They may be multiplied by the
+                scale and by the factor 1 / N of the mean.
 
-        Returns the block's part of the gradient with respect to the embeddings [N, D], without the mean's
-        and the scale's factors, and the gradient with respect to the block's bank rows [b, J D], with these
-        factors if `x_ND` includes them.
+        Returns two gradients: the block's part of the gradient with respect to the embeddings [N, D], and the
+        gradient with respect to the block's rows of the bank [b, J D]. The first is without the scale and the
+        factor 1 / N. The second includes the factors that `x_ND` includes.
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
         grad = self.centres.gradient(grad).reshape([self.stop - self.start, -1])
@@ -225,16 +252,16 @@ class Block:
 
 
 class TargetRows:
-    """Compares each sample with its own class.
+    """Computes the similarity of each sample and its class, and the gradients.
 
     Args:
         spec: properties of the head.
         selection: rows of the step.
-        x_ND: samples, float32 [N, D].
-        column_N: each sample's class, as an index among the selected rows, int64 [N].
+        x_ND: embeddings, float32 [N, D], normalised if there is a margin.
+        column_N: index of each sample's class among the selected rows, int64 [N].
 
     Attributes:
-        column_N: the argument.
+        column_N: the argument of this name.
         plain_N: similarities, float32 [N].
     """
 
@@ -243,9 +270,8 @@ class TargetRows:
         self._nearest_NJ1 = None
         rows_ND = selection.gather("centres", column_N)
         if spec.sub_centres == 1:
-            self._centres = Vectors(
-                rows_ND, spec.margin is not None, many=True
-            )  # a block has these rows, too
+            # many=True: a block contains these rows, too, and reports an overflow.
+            self._centres = Vectors(rows_ND, spec.margin is not None, many=True)
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
             self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True, many=True)
@@ -257,9 +283,16 @@ class TargetRows:
             self.plain_N = self.plain_N + selection.gather("bias", column_N)
 
     def gradient(self, dtarget_N: paddle.Tensor, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the gradients with respect to the embeddings [N, D] and to the samples' own bank rows
-        [N, J D] from the gradient with respect to the similarities [N]. The factors are as in
-        `Block.gradient`."""
+        """Compute the gradients with respect to the embeddings and to the rows of the samples' classes.
+
+        Args:
+            dtarget_N: derivative of each sample's loss with respect to its target logit without margin,
+                float32 [N].
+            x_ND: embeddings, float32 [N, D], with the same factors as in `Block.gradient`.
+
+        Returns two gradients: with respect to the embeddings [N, D], and with respect to the row of each
+        sample's class [N, J D]. They include the same factors as the results of `Block.gradient`.
+        """
         weight_N1 = dtarget_N.unsqueeze(1)
         if self._nearest_NJ1 is None:
             return self._centres.values * weight_N1, self._centres.gradient(x_ND * weight_N1)

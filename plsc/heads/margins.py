@@ -1,14 +1,17 @@
-"""Apply margins to the target logits, with exact derivatives.
+"""Apply margins to the target cosines, and compute exact derivatives.
 
-The head calls a margin with the target cosines and the embedding norms for the N samples that this rank works
-on. If the classes are sharded, these are all ranks' samples. The cosine of a sample whose class is in
-another shard is then arbitrary, and the head ignores the result for it.
+The target cosine of a sample is the cosine between its embedding and the centre of its class. theta is the
+angle between the two, in radians. N is the number of samples that this rank processes, and b is the number of
+classes in a block.
 
-The margin returns the new target cosines and their slopes, and the head applies the scale. All other logits
-stay unchanged unless the margin defines `others`. adaptive.py has the margins with running statistics.
-docs/extend.md shows how to write your own margin.
+The head calls a margin with the target cosines and with the norms of the embeddings. If the classes are
+sharded, N counts the samples of all ranks. If the class of a sample is in another shard, its cosine is
+arbitrary, and the head ignores the result for this sample.
 
-Angles are in radians. theta is the angle between an embedding and its own class's centre.
+The margin returns the new target cosines and their derivatives. In the names of attributes, a derivative is
+called a slope. The head then multiplies the cosines by the scale. All other logits stay unchanged unless the
+margin defines `others`. adaptive.py contains the margins with running statistics. docs/extend.md shows how to
+write your own margin.
 """
 
 import math
@@ -21,20 +24,20 @@ import paddle
 from plsc.errors import UserError
 from plsc.heads.constants import filled
 
-# Below this sine, the derivative of cos(theta + m) with respect to cos(theta) is cut off. The derivative
-# grows as 1 / sin(theta). The tangent that it multiplies, centre minus projection, shrinks as sin(theta).
-# Their product therefore stays right to rounding.
+# A smaller sine is replaced by this one in the derivative of cos(theta + m) with respect to cos(theta). This
+# derivative grows as 1 / sin(theta). It is multiplied by the component of the centre that is orthogonal to
+# the embedding, which shrinks as sin(theta). The product therefore stays correct except for rounding.
 _SMALLEST_SINE = 1e-4
 
 
 @dataclass
 class Target:
-    """The target cosines after the margin.
+    """The result of a margin.
 
     Attributes:
         cosine: new target cosines, float32 [N].
-        slope: the new cosines' derivatives with respect to the old ones, float32 [N].
-        norm_slope: the new cosines' derivatives with respect to the embeddings' norms, float32 [N], or None
+        slope: derivative of each new cosine with respect to the old cosine, float32 [N].
+        norm_slope: derivative of each new cosine with respect to the norm of the embedding, float32 [N]. None
             if no gradient flows through the norms.
     """
 
@@ -44,21 +47,23 @@ class Target:
 
 
 class Margin(ABC):
-    """Changes the cosine between each sample and its own class. A subclass defines the call. It may also
-    define the following methods.
+    """Changes the target cosine of each sample. A subclass must define `__call__`. A subclass may also
+    define two methods:
 
-    others(cos_Nb, plain_N1, target_N1): changes the cosines [N, b] between the samples and a block with other
-        classes. The other arguments are each sample's target cosine without and with margin. It returns the
-        new cosines [N, b] and their derivatives with respect to the old ones [N, b]. The block also holds the
-        samples' own classes, with cosines near -1e30, and these must stay far below all others. `others`
-        costs a collective and an elementwise pass over all logits.
-    penalty(norm_N): computes a term of each sample's loss from its embedding's norm [N]. It returns the value
-        [N] and its derivative with respect to the norm [N].
+    others(cos_Nb, plain_N1, target_N1): changes the cosines with other classes. `cos_Nb` contains the cosines
+        between the samples and a block of classes [N, b]. `plain_N1` and `target_N1` are each sample's target
+        cosine without and with margin, [N, 1]. The method returns the new cosines [N, b], and their
+        derivatives with respect to the old cosines [N, b]. The block may contain the class of a sample. Its
+        cosine in `cos_Nb` is then near -1e30, and the new cosine must also be far below all others. `others`
+        needs one more collective, and more computations with all logits.
+    penalty(norm_N): computes a term that is added to each sample's loss. `norm_N` contains the norms of the
+        embeddings [N]. The method returns the term [N] and its derivative with respect to the norm [N].
     """
 
     others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
     penalty: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
-    # Running statistics by name: floats, or scalars on the device. Assign a new dict to change them.
+    # Running statistics by name. A value is a float or a scalar tensor on the device. To change a value,
+    # assign a new dict, because the head keeps the old dict for the backward pass.
     statistics: Mapping[str, float | paddle.Tensor] = {}
 
     @abstractmethod
@@ -67,38 +72,39 @@ class Margin(ABC):
 
         Args:
             cos_N: target cosines, float32 [N], in [-1, 1].
-            norm_N: the embeddings' norms, float32 [N].
+            norm_N: norms of the embeddings, float32 [N].
 
-        Returns a Target, or the new cosines alone. In the latter case autograd finds their slopes.
+        Returns a Target, or the new cosines alone, float32 [N]. In the second case, autograd computes the
+        derivatives.
         """
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
-        """Update the statistics from the norms of all ranks' samples. The head calls it in each training
-        step, before it calls the margin."""
+        """Update the statistics from the norms of all ranks' embeddings. The head calls this method in each
+        training step, before it calls the margin."""
 
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
         """Update the statistics from the target cosines of all ranks' samples, without margin. The head calls
-        it before `others`."""
+        this method in each training step, before `others`. It does not call it if `others` is not defined."""
 
     def state_dict(self) -> dict[str, float]:
-        """Return the statistics as JSON numbers, for a resumed run."""
+        """Return the statistics as floats, which a checkpoint stores."""
         return {name: float(number) for name, number in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore the statistics."""
+        """Restore the statistics from a checkpoint."""
         self.statistics = state
 
 
 def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) -> Target:
-    """Call a margin, and find the slopes by autograd if it returns the new cosines alone.
+    """Call a margin. If it returns the new cosines alone, compute their derivatives by autograd.
 
     Args:
         margin: margin to call.
         cos_N: target cosines, float32 [N].
-        norm_N: the embeddings' norms, float32 [N].
+        norm_N: norms of the embeddings, float32 [N].
 
-    Raises UserError if the result is neither a Target nor cosines, or if no gradient flows through the
-    cosines.
+    Raises UserError if the result is neither a Target nor cosines, or if autograd cannot differentiate the
+    new cosines.
     """
     target = margin(cos_N, norm_N)
     prefix = f"Head.name: {type(margin).__name__} returned"
@@ -106,12 +112,12 @@ def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) ->
     found = [target.cosine, target.slope] if isinstance(target, Target) else [target]
     if any(_describe(each) != wanted for each in found):
         raise UserError(
-            f"{prefix} {' and '.join(map(_describe, found))}; a margin returns the new cosines, {wanted} as "
-            "the old ones, or a Target of them and their slopes"
+            f"{prefix} {' and '.join(map(_describe, found))}; a margin must return the new cosines ({wanted}), or "
+            "a Target with the new cosines and their derivatives"
         )
     if isinstance(target, Target):
         return target
-    # Call it again, with a graph. A margin that counts its calls would therefore count two per step.
+    # Call the margin again, this time with autograd. A margin that counts its calls would count two per step.
     inputs = [cos_N.detach(), norm_N.detach()]
     for tensor in inputs:
         tensor.stop_gradient = False
@@ -119,23 +125,22 @@ def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) ->
         cosine = margin(*inputs)
         if cosine.stop_gradient:
             raise UserError(
-                f"{prefix} cosines without a gradient with respect to the old ones; compute them with "
-                "Paddle's operators, "
-                "or return a Target with their slopes"
+                f"{prefix} cosines that autograd cannot differentiate with respect to the old cosines; "
+                "compute the new cosines with Paddle's operators, or return a Target with their derivatives"
             )
         grads = paddle.grad([cosine.sum()], inputs, allow_unused=True)
-    # A missing gradient becomes zeros, because all ranks must find equally many slopes.
+    # A missing gradient is replaced by zeros, because `norm_slope` must be set on all ranks or on none.
     return Target(cosine.detach(), *(paddle.zeros_like(cos_N) if grad is None else grad for grad in grads))
 
 
 def check_slopes(margin: Margin) -> None:
-    """Raise UserError if a margin's result has the wrong type or shape, or if its slopes with respect to the
-    cosines or the norms are not the derivatives of its new cosines."""
+    """Raise UserError if the result of a margin has the wrong type or shape, or if its `slope` or
+    `norm_slope` is not the derivative that autograd computes."""
     inputs = [paddle.linspace(-0.9, 0.9, 19), paddle.linspace(15.0, 33.0, 19)]
     for tensor in inputs:
         tensor.stop_gradient = False
     target = apply_margin(margin, *inputs)
-    if target.cosine.stop_gradient:  # autograd found the slopes, or there is nothing to compare
+    if target.cosine.stop_gradient:  # autograd has computed the slopes, or cannot compute them
         return
     grads = paddle.grad([target.cosine.sum()], inputs, allow_unused=True)
     for what, at, given_N, slope_N in (
@@ -146,9 +151,9 @@ def check_slopes(margin: Margin) -> None:
         off_N = (slope_N - given_N).abs() > 1e-3 * slope_N.abs() + 1e-5
         if off_N.astype("float32").mean().item() > 0.5:
             raise UserError(
-                f"{type(margin).__name__} gives a {what} of {given_N[3].item():.3g} at the {at}, where its "
-                f"cosines have {slope_N[3].item():.3g}; return the cosines alone, and autograd finds their "
-                "slopes (detach the norms if no gradient should flow through them)",
+                f"{type(margin).__name__} returns the {what} {given_N[3].item():.3g} at the {at}, but the "
+                f"derivative of its cosines is {slope_N[3].item():.3g}; return the cosines alone, and "
+                "autograd computes the derivatives (detach the norms if no gradient should flow through them)",
                 key="Head.name",
             )
 
@@ -160,7 +165,8 @@ def _describe(returned: object) -> str:
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return theta in [0, pi], and sin(theta), which is kept away from 0 so that it can be a divisor."""
+    """Return theta in [0, pi], and sin(theta). A sine near 0 is replaced by a small positive number, so
+    that the caller can divide by it."""
     cos = cos.clip(-1.0, 1.0)
     return cos.acos(), (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
 
@@ -176,21 +182,21 @@ class CosFace(Margin):
 
 
 def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute cos(theta + m) and its slope.
+    """Compute cos(theta + m), and its derivative with respect to cos(theta).
 
-    If theta + m is larger than pi, the cosine would rise again. The value is then cos(theta) - m sin(m), as
-    in the ArcFace authors' code.
+    If theta + m is larger than pi, the cosine would increase with theta. The result is then
+    cos(theta) - m sin(m), as in the code of ArcFace's authors.
 
     Args:
         cos_N: cosines of theta, float32 [N].
-        margin: angle m in radians, a number or a tensor [N].
+        margin: angle m in radians, a float or a tensor [N].
 
-    Returns the new cosines [N] and their derivatives with respect to the old ones [N].
+    Returns the new cosines [N], and their derivatives with respect to the old cosines [N].
     """
     cos_N = cos_N.clip(-1.0, 1.0)
     sin_N = paddle.scale(cos_N * cos_N, -1.0, 1.0).sqrt()
     cot_N = cos_N / sin_N.clip(min=_SMALLEST_SINE)
-    if isinstance(margin, float):  # fewer passes than with a tensor
+    if isinstance(margin, float):  # needs fewer operations than a tensor
         cos_m = math.cos(margin)
         sin_m = math.sin(margin)
         slope_N = paddle.scale(cot_N, sin_m, cos_m)
@@ -204,8 +210,8 @@ def add_angle(cos_N: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
 
 
 class ArcFace(Margin):
-    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3). If theta + m is larger than pi, the value
-    still falls with theta (see add_angle)."""
+    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3). The value decreases with theta even if
+    theta + m is larger than pi (see add_angle)."""
 
     def __init__(self, margin: float = 0.5):
         self.margin = margin
@@ -217,8 +223,8 @@ class ArcFace(Margin):
 class CombinedMargin(Margin):
     """cos(m1 theta + m2) - m3 (Deng et al., ArcFace, CVPR 2019, equation 4).
 
-    If m1 theta + m2 is in [k pi, (k + 1) pi], the value is (-1)^k cos(m1 theta + m2) - 2 k - m3. It therefore
-    keeps falling, as SphereFace's psi does.
+    If m1 theta + m2 is in [k pi, (k + 1) pi], the value is (-1)^k cos(m1 theta + m2) - 2 k - m3. The value
+    therefore decreases with theta everywhere, as psi does in SphereFace.
     """
 
     def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
@@ -232,14 +238,14 @@ class CombinedMargin(Margin):
         k_N = (phi_N / math.pi).floor()
         sign_N = 1.0 - 2.0 * (k_N % 2.0)
         slope_N = sign_N * self.margin1 * phi_N.sin() / sin_N
-        if self.margin2 == 0:  # the cut-off misses the limit of m1 sin(m1 theta) / sin(theta) at 0
+        if self.margin2 == 0:  # at theta = 0, the limit is m1^2, but sin_N was replaced
             slope_N = paddle.where(cos_N >= 1.0, paddle.full_like(slope_N, self.margin1**2), slope_N)
         return Target(sign_N * phi_N.cos() - 2.0 * k_N - self.margin3, slope_N)
 
 
 class SphereFace(CombinedMargin):
     """psi(theta) = (-1)^k cos(m theta) - 2 k for theta in [k pi / m, (k + 1) pi / m] (Liu et al., SphereFace,
-    CVPR 2017, equation 7), on normalised embeddings."""
+    CVPR 2017, equation 7), with normalised embeddings."""
 
     def __init__(self, margin: float = 1.7):
         super().__init__(margin, 0.0, 0.0)

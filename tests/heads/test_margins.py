@@ -125,7 +125,7 @@ def by_numpy(cos_N):
     [
         (
             lambda cos: None,
-            "a NoneType; a margin returns the new cosines, float32 [3] as the old ones, or a ",
+            "a NoneType; a margin must return the new cosines (float32 [3]), or a ",
         ),
         (lambda cos: cos[:2], "float32 [2]; "),
         (lambda cos: cos.astype("float64"), "float64 [3]; "),
@@ -133,8 +133,8 @@ def by_numpy(cos_N):
         (
             by_numpy,
             (
-                "cosines without a gradient with respect to the old ones; compute them with Paddle's "
-                "operators, or return a "
+                "cosines that autograd cannot differentiate with respect to the old cosines; compute the new "
+                "cosines with Paddle's operators, or return a "
             ),
         ),
     ],
@@ -162,7 +162,9 @@ class Halved(Margin):
 def test_a_slope_that_the_cosines_do_not_have_is_refused():
     for right in (Halved(1.0), Formula(), ArcFace()):
         check_slopes(right)
-    said = "Halved gives a slope of -0.66 at the cosine -0.6, where its cosines have -0.6; return the cosines"
+    said = (
+        "Halved returns the slope -0.66 at the cosine -0.6, but the derivative of its cosines is -0.6; return"
+    )
     with pytest.raises(UserError, match=f"^Head.name: {said}"):
         check_slopes(Halved(1.1))
 
@@ -186,7 +188,9 @@ class ByNorm(Margin):
 def test_a_slope_by_the_norm_that_the_cosines_do_not_have_is_refused(slope):
     check_slopes(ByNorm(-0.01))
     check_slopes(AdaFace())
-    said = rf"ByNorm gives a norm_slope of {slope or 0:.3g} at the norm 18, where its cosines have -0.01; "
+    said = (
+        f"ByNorm returns the norm_slope {slope or 0:.3g} at the norm 18, but the derivative of its cosines is"
+    )
     with pytest.raises(UserError, match=f"^Head.name: {re.escape(said)}"):
         check_slopes(ByNorm(slope))
 

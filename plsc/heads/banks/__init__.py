@@ -1,18 +1,24 @@
-"""Store a shard's class centres with their optimizer state, and update them.
+"""Store the class centres of a shard with the state of their optimizer, and update them.
 
-    S classes in this rank's shard   K classes selected for the step (K = S without sampling)
-    D embedding size   b rows in a class block
+A shard is the range of classes whose centres one rank stores. These letters are used as shapes and as
+suffixes of names:
 
-`bank.select(index)` returns one step's rows as a `Selection`. It holds their values, has memory for their
-gradients, and updates them with the bank's rule (plsc/heads/optimizer.py). The bank stores only the arrays of
-all S rows.
+    S  number of classes in the shard
+    K  number of classes that are selected for the step (K = S without sampling)
+    D  embedding size
+    b  number of rows in a block (the rows that the head processes at a time)
 
-- `DeviceBank` keeps the rows on the device that computes.
-- `HostBank` keeps them in host memory, where more rows fit.
-- `OffloadedBank` (offloaded.py) keeps them on the disk, or in host memory as bfloat16.
+A bank stores a row for each of the S classes. `bank.select(index)` returns the K rows of one step as a
+`Selection`. The selection gives access to the values of these rows, and stores their gradients. It updates
+the rows with the optimizer of the bank, which is called its rule (plsc/heads/optimizer.py).
 
-`HostBank` and `OffloadedBank` copy the selected rows to the device, and their gradients back. A row's initial
-value depends only on (seed, row), so runs on any number of ranks start from the same centres.
+- `DeviceBank` stores the rows in the memory of the device that computes.
+- `HostBank` stores the rows in host memory, where more rows fit.
+- `OffloadedBank` (offloaded.py) stores the rows on the disk, or in host memory as bfloat16.
+
+`HostBank` and `OffloadedBank` copy the selected rows to the device, and the gradients of these rows back to
+the host. The initial value of a row depends only on the seed and the row. Runs on any number of ranks
+therefore start from the same centres.
 """
 
 import os
@@ -38,19 +44,19 @@ def build_bank(
     seed: int,
     **options: Any,
 ) -> Bank:
-    """Build the bank that the config's Head describes, and draw its centres.
+    """Build the bank that the section Head of the config describes, and draw the initial centres.
 
     Args:
         kind: "device", "host" or "disk".
-        dtype: "float32" or "bfloat16". A bank on the device has float32.
-        folder: folder for the file of a bank on the disk.
-        shard: this rank's classes.
-        width: how many numbers a row has.
-        std: the initial centres' standard deviation.
+        dtype: "float32" or "bfloat16". With the kind "device", it must be "float32".
+        folder: folder for the file of the bank. Only the kind "disk" uses it.
+        shard: classes of this rank.
+        width: length of a row.
+        std: standard deviation of the initial centres.
         seed: seed for the initial centres and for the rounding to bfloat16.
         options: `bias` and `rule`, which are passed to `Bank`.
 
-    Raises UserError if the bank needs the compiled kernels, but they are missing.
+    Raises UserError if the bank needs the compiled kernels, and they are missing.
     """
     if kind == "device":
         bank = DeviceBank(shard, width, **options)

@@ -1,6 +1,6 @@
-"""Define a bank of class centres and a selection of its rows, as interfaces.
+"""Define the base classes `Bank` and `Selection`, and draw the initial centres.
 
-This module also draws the initial centres. __init__.py explains the symbols.
+The docstring of __init__.py explains both classes and the letters.
 """
 
 from abc import ABC, abstractmethod
@@ -19,28 +19,30 @@ from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
-INIT_ROWS = 4096  # rows that share one random stream. Changing it changes every run's initial centres.
-UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
-# Elements in each array that a GPU updates at a time. An update needs temporary memory of the same size.
+# Number of rows that are drawn from one random stream. Another value changes the initial centres of every
+# run.
+INIT_ROWS = 4096
+UPDATE_ROWS = 4096  # number of selected rows that a CPU fetches, updates and writes back at a time
+# Number of elements of each array that a GPU updates at a time. An update needs temporary memory for as many.
 _DEVICE_NUMBERS = 1 << 28
 
 
 def initial_blocks(
     seed: int, start: int, stop: int, width: int, std: float
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Draw rows [start, stop) of the class matrix block by block.
+    """Draw rows [start, stop) of the class matrix in blocks of at most INIT_ROWS rows.
 
-    A row has the same values however the classes are split.
+    The values of a row do not depend on how the classes are divided among the ranks.
 
     Args:
-        seed: the class matrix's seed.
+        seed: seed for the class matrix.
         start: first row.
         stop: row after the last one.
-        width: how many numbers a row has.
-        std: the numbers' standard deviation. Their mean is 0.
+        width: length of a row.
+        std: standard deviation of the elements. Their mean is 0.
 
-    Yields: the position of a block's first row, counted from `start`, and the block's rows, float32 [.,
-        width].
+    Yields two values for each block: the number of its first row minus `start`, and its rows, float32
+    [rows, width].
     """
     for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // INIT_ROWS]))
@@ -51,7 +53,7 @@ def initial_blocks(
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
-    """Draw `initial_blocks` into one array [stop - start, width]."""
+    """Return all rows of `initial_blocks` in one array, float32 [stop - start, width]."""
     rows = np.empty((stop - start, width), np.float32)
     for first, block in initial_blocks(seed, start, stop, width, std):
         rows[first : first + len(block)] = block
@@ -59,14 +61,15 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class StateRows:
-    """Presents a bank's array to a checkpoint, and reads rows only when they are sliced.
-
-    bfloat16 numbers are returned as their bits in uint16.
+    """Represents an array of a bank for a checkpoint. Rows are read only when a slice of the array is taken.
 
     Args:
-        read: returns the rows in a slice with a start and a stop.
-        dtype: the rows' dtype.
-        shape: the array's shape.
+        read: takes a slice with a start and a stop, and returns the rows.
+        dtype: dtype of the rows. bfloat16 rows have the dtype uint16 and contain the bits of the numbers.
+        shape: shape of the array.
+
+    Attributes:
+        code: "BF16" if the rows are bfloat16, otherwise None. A checkpoint's file contains this name.
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
@@ -86,23 +89,24 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Stores a shard's arrays: centres [S, width], optionally a bias [S], and their optimizer state.
+    """Stores the arrays of a shard: the centres [S, width], optionally a bias [S], and the optimizer's state.
 
-    The values have S * (width + bias) elements, and so has each moment.
+    A moment is a state array of the optimizer, such as "momentum". Each of the values (centres and bias) has
+    its moments, with the same shape.
 
     Args:
-        shard: this rank's classes.
-        width: how many numbers a row has.
+        shard: classes of this rank.
+        width: length of a row of the centres.
         bias: whether each class has a bias.
-        rule: updates the rows.
+        rule: optimizer of the rows.
 
     Attributes:
-        names: a row's parts: "centres", and "bias" if there is one.
-        shapes: all arrays' shapes by name, both values and moments.
+        names: names of the values: "centres", and "bias" if there is one.
+        shapes: shape of each array by name. It contains both values and moments.
         updates: number of updates since the initial values.
-        version: number of changes to the arrays. A `Selection` compares it, to notice a change.
-        spare_gradients: memory from earlier steps that later steps reuse for gradients, since allocating new
-            memory pages takes longer than computing the gradients in them.
+        version: number of changes to the arrays. A `Selection` compares this number to detect a change.
+        spare_gradients: memory by name that earlier steps used for gradients, and that later steps use again.
+            Allocating new memory takes longer than computing the gradients.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -121,16 +125,13 @@ class Bank(ABC):
         self.spare_gradients: dict[str, paddle.Tensor] = {}
 
     def arrays_of(self, name: str) -> list[str]:
-        """Return the array names for one part of a row: its value, then its moments.
-
-        Examples are ["centres", "momentum"] and ["bias", "bias_momentum"].
-        """
+        """Return the names of a value and its moments, such as ["bias", "bias_momentum"] for "bias"."""
         prefix = "" if name == "centres" else f"{name}_"
         return [name, *(prefix + moment for moment in self.rule.moments)]
 
     @abstractmethod
     def select(self, index_K: np.ndarray | None) -> "Selection":
-        """Select rows for one step. The bank does not change.
+        """Return a selection of rows for one step. The bank does not change.
 
         Args:
             index_K: row numbers, int64 [K], in ascending order. None selects all rows.
@@ -139,14 +140,14 @@ class Bank(ABC):
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update rows of arrays or CPU tensors with the rule's compiled kernel.
+        """Update rows of arrays or CPU tensors with the compiled kernel of the bank's rule.
 
         Args:
-            name: "centres" or "bias".
+            name: name of the value, "centres" or "bias".
             arrays: values and moments by name.
             index_K: row numbers, int64 [K]. None selects all rows.
-            grad: their gradient, [K, width] or [K].
-            update: the learning rate, the number of the update, and norms.
+            grad: gradient with respect to these rows, [K, width] or [K].
+            update: the learning rate and the other numbers of this update.
         """
         value, *moments = (arrays[each] for each in self.arrays_of(name))
         numbers = self.rule.kernel_numbers(name, update)
@@ -154,22 +155,26 @@ class Bank(ABC):
 
     @property
     def rows_at_once(self) -> int:
-        """How many selected rows are fetched and updated at a time."""
+        """Number of selected rows that are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if takes_device_path() else UPDATE_ROWS
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
-        """Return a mapping from name to array, for a checkpoint. The arrays' first axis is the shard's
-        classes.
+        """Return all arrays by name, for a checkpoint. The first axis of each array is the classes of the
+        shard.
 
-        Arrays in host memory are views, not copies. They change with the next update.
+        Arrays in host memory are views and not copies. The next update changes them.
         """
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows that begin at `start` with `rows`.
 
-        The rows may come from any kind of bank's `state()` and any split of the classes. A new bank's
-        arrays are all 0, so the centres are enough to initialise it.
+        The rows may come from `state()` of any kind of bank, with another shard. The arrays of a new bank
+        contain zeros. Arrays that `rows` does not contain are therefore initialised, too.
+
+        Args:
+            start: first row to overwrite.
+            rows: new rows by the name of their array.
         """
         self.version += 1
         self._load_rows(start, rows)
@@ -179,15 +184,16 @@ class Bank(ABC):
 
 
 class Selection(ABC):
-    """Holds values and gradients for the K rows of a bank that take part in one step, and updates them.
+    """Represents the K rows of a bank that take part in one step. Stores their gradients, and updates the
+    rows.
 
-    The rows are numbered from 0 to K - 1. A step refers to its selection. The bank does not refer to its
-    selections. Several steps may therefore be open at once, and reading the bank changes no step. The bank
-    changes when a selection updates its rows, and when rows are loaded. Selections that were made earlier are
-    refused from then on, since their results were computed from the old rows.
+    The rows of a selection are numbered from 0 to K - 1. A bank does not refer to its selections, so several
+    steps may have a selection at the same time. The bank changes when a selection updates its rows, and when
+    `load_rows` is called. After such a change, selections that were made before raise an error instead of
+    an update, because their gradients were computed from the old rows.
 
     Args:
-        bank: the bank that contains the rows.
+        bank: bank that contains the rows.
         index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
 
     Attributes:
@@ -198,12 +204,12 @@ class Selection(ABC):
         self.bank = bank
         self.index_K = index_K
         self.count = bank.shard.size if index_K is None else len(index_K)
-        self._version: int | None = bank.version  # None: the step has ended
+        self._version: int | None = bank.version  # None if the step has ended
         self._grads: dict[str, paddle.Tensor] = {}
         self._lent: set[str] = set()  # names of gradients whose memory returns to the bank
 
     def check_current(self) -> None:
-        """Raise UserError if the bank has changed since these rows were selected, or if they were freed."""
+        """Raise UserError if the bank has changed since these rows were selected, or after `free`."""
         if self._version != self.bank.version:
             raise UserError(
                 "the class centres have changed since this step's forward pass, so its gradients would be "
@@ -211,35 +217,45 @@ class Selection(ABC):
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Fetch the next step's rows while this step runs.
+        """Start to read the rows of the next step while this step runs.
+
+        `HeadStep._select_classes` calls this method in each step that samples classes. Only the selections of
+        an `OffloadedBank` override it.
 
         Args:
-            draw: returns the numbers of the next step's rows that are known in advance. These are the
-                randomly drawn rows, without the samples' own classes. Only an offloaded bank calls it.
+            draw: waits for the random draw of the next step, and returns its row numbers in ascending order,
+                int64. The classes of the next step's samples are not known yet, and are not included.
         """
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Return rows [start, stop) of "centres" or "bias" on the device, as a view if possible."""
+        """Return rows [start, stop) of the value `name` on the device, as a view if possible."""
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """Copy the rows with these numbers (int64 [P]) of "centres" or "bias" to the device."""
+        """Return a copy of some rows of the value `name` on the device.
+
+        Args:
+            name: "centres" or "bias".
+            number_P: row numbers in the selection, int64 [P].
+        """
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return rows in host memory for a kernel to read, or None if the bank has none there.
+        """Return rows of the value `name` in host memory, for a kernel to read.
 
-        Returns: the rows, and the positions of the selected rows among them, int64 [K]. The
-        positions are None if all rows are selected.
+        Returns None if the bank has no rows in host memory. Otherwise returns an array of rows, and the
+        positions of the selected rows in this array, int64 [K]. The positions are None if all rows are
+        selected.
         """
 
     # -- gradients
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Set the gradient of rows [start, stop). Every row must be set before `update`.
+        """Set the gradient with respect to rows [start, stop) of the value `name`.
 
-        If `grad` covers all rows, it is kept without a copy.
+        The gradients of all rows must be set before `update`. If `grad` is for all rows, `grad` itself is
+        stored and not a copy.
         """
         if stop - start == self.count:
             self._grads[name] = grad
@@ -247,33 +263,34 @@ class Selection(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
-        """Add to some rows' gradients.
+        """Add a part to the gradient with respect to some rows.
 
         Args:
             name: "centres" or "bias".
-            number_U: row numbers, int64 [U], all different.
-            part_U: the values to add, [U, width] or [U].
+            number_U: row numbers in the selection, int64 [U], without duplicates.
+            part_U: values to add, [U, width] or [U].
         """
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return the rows' gradient memory, [K, width] or [K], for a kernel to write."""
+        """Return memory for the gradient of the value `name`, [K, width] or [K]. A kernel writes to it."""
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Return the gradients by name, [K, width] and [K]. The result is empty before the backward pass.
 
-        A later step may overwrite their memory after `update`, so copy the gradients that you need longer.
+        After `update`, a later step may overwrite the memory of the gradients. Copy a gradient that you need
+        longer.
         """
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return the rows' gradient memory, including spare rows."""
+        """Return memory for the gradient of the value `name`, with K rows or more."""
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # The number of sampled rows varies from step to step. Spare rows avoid new memory in
-                # later steps.
+                # With sampling, K varies from step to step. With some more rows, later steps do not need new
+                # memory.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
             self._grads[name] = memory
@@ -281,7 +298,8 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Return the sums of squares for the centres and their gradient on this rank: float64 [2]."""
+        """Return two sums over this rank's selected rows: that of the squared centres, and that of their
+        squared gradient, float64 [2]."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
@@ -292,14 +310,13 @@ class Selection(ABC):
     # -- update
 
     def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
-        """Update the rows by their gradients, once.
+        """Update the rows with their gradients. Call this method at most once.
 
         Args:
             lr: learning rate.
-            step: training step. A bank that rounds at random derives its random numbers from
-                it.
-            norms: norms for the selected centres and their gradient over all ranks (see `squares`). Only
-                a rule with `needs_norms` uses them.
+            step: number of the training step. It determines the random numbers for stochastic rounding.
+            norms: norm of the selected centres and norm of their gradient, over all ranks (see `squares`).
+                Only a rule with `needs_norms` uses them.
 
         Raises UserError if the bank has changed since the rows were selected.
         """
@@ -313,7 +330,8 @@ class Selection(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def free(self) -> None:
-        """End the step, and return its memory to the bank for a later step. Call this once."""
+        """End the step, and return the memory of its gradients to the bank for a later step. Call this method
+        once."""
         self._version = None
         for name in self._lent:
             self.bank.spare_gradients[name] = self._grads[name]
@@ -322,7 +340,7 @@ class Selection(ABC):
 
 
 def _square(rows: paddle.Tensor) -> paddle.Tensor:
-    """Return the sum of squares as a float64 scalar on the rows' device."""
+    """Return the sum of the squared elements, a float64 scalar on the device of `rows`."""
     if kernels.library() and rows.place.is_cpu_place():
         return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
     return squared_norm(rows).astype("float64").sum()

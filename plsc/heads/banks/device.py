@@ -1,4 +1,4 @@
-"""Keep class centres on the device that Paddle computes on."""
+"""Store class centres in the memory of the device that Paddle computes on."""
 
 from functools import partial
 
@@ -15,7 +15,12 @@ from plsc.native.bfloat16 import float32_of
 
 
 class DeviceBank(Bank):
-    """Keeps the rows on the device that Paddle computes on. Without sampling, they are used in place."""
+    """Stores the rows on the device that Paddle computes on. Without sampling, a step reads and updates them
+    without a copy.
+
+    Attributes:
+        tables: values and moments by name, tensors with S rows.
+    """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -38,7 +43,7 @@ class DeviceBank(Bank):
 
 
 class DeviceSelection(Selection):
-    """Reads rows in the bank's tensors, and copies sampled rows once."""
+    """Represents rows of the bank's tensors. With sampling, the selected rows are copied once in a step."""
 
     bank: DeviceBank
 
@@ -48,7 +53,8 @@ class DeviceSelection(Selection):
         self._fetched: dict[str, paddle.Tensor] = {}
 
     def _selected(self, name: str) -> paddle.Tensor:
-        """Return all selected rows. Sampled rows are copied once in a step."""
+        """Return all selected rows of an array, [K, width] or [K]. With sampling, the result is a copy that
+        later calls in the same step return again."""
         if self._index_tensor is None:
             return self.bank.tables[name]
         if name not in self._fetched:

@@ -1,4 +1,4 @@
-"""Keep class centres in the machine's memory, where more centres fit, and update them on the CPU."""
+"""Store class centres in host memory, where more centres fit than on a device, and update them on the CPU."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from plsc.native.heads import rows as row_kernels
 
 
 class HostBank(Bank):
-    """Keeps all rows in host memory."""
+    """Stores all rows in host memory."""
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -34,13 +34,14 @@ class HostBank(Bank):
 
 
 class MemorySelection(Selection):
-    """Keeps the rows in arrays in host memory. The device gets a copy of the block that it works on.
+    """Represents rows in host memory. A block of rows is copied to the device when the device needs this
+    block.
 
     Args:
-        bank: the bank that contains the rows.
+        bank: bank that the selection belongs to.
         index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
-        arrays: the arrays by name, float32.
-        slots_K: the selected rows' positions in the arrays, int64. None selects all rows.
+        arrays: arrays that contain the rows, by name, float32.
+        slots_K: positions of the selected rows in these arrays, int64 [K]. None selects all rows.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ def update_arrays(
     gradients: Mapping[str, paddle.Tensor],
     update: Update,
 ) -> None:
-    """Update rows in host arrays with their gradients by the bank's rule.
+    """Update rows of arrays in host memory with their gradients.
 
     Args:
-        bank: its rule and its array names are used.
+        bank: bank whose rule is applied.
         arrays: values and moments by name, float32.
-        slots_K: the rows' positions in the arrays, int64. None selects all rows.
-        gradients: the rows' gradients by name.
-        update: the learning rate, the number of the update, and norms.
+        slots_K: positions of the rows in these arrays, int64 [K]. None selects all rows.
+        gradients: gradients of the rows, by the name of the value.
+        update: the learning rate and the other numbers of this update.
     """
     for name, grad in gradients.items():
         if bank.rule.kernel and kernels.library():

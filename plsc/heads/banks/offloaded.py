@@ -1,17 +1,20 @@
 """Store a bank's rows on the disk, or as bfloat16 in host memory.
 
-    S classes in this rank's shard   K classes selected for the step
+The storage is the file on the disk or the array in memory that contains all rows of the shard.
 
-A step's rows are in a float32 buffer. The next step's sampled classes are known ahead (sampling.py). A thread
-reads their rows into a second buffer while the backbone runs, and writes updated rows back. It does its jobs
-in the order in which they are queued. A row that two steps share is read after it was written, and is never
-copied between the buffers. The stored rows are therefore the whole state, and a run that is resumed from them
-computes the same numbers. Without sampling, no rows are kept in a buffer. They are fetched block by block in
-the forward pass, in the backward pass (unless the head has kept the block's exponentials) and in the update.
+With sampling, the rows of a step are in a buffer, in float32. The random draw of the next step's classes is
+known in advance (sampling.py). While the backbone runs, a thread reads the rows of these classes from the
+storage into a second buffer. After the update, the thread writes the updated rows to the storage. It performs
+its jobs in the order in which they are queued. A row that takes part in two consecutive steps is read from
+the storage after it was written, and is never copied from one buffer to the other. The storage therefore
+contains the whole state, and a resumed run computes the same numbers.
 
-A row is stored when it is first updated. Until then it is drawn whenever it is read, since its row number
-determines its values. A bank of any size is therefore ready at once. Rows that were never updated are
-reserved in the file, but not written.
+Without sampling, no rows are kept in a buffer. The rows of a block are read from the storage in the forward
+pass, in the update, and in the backward pass unless the head has kept the exponentials of this block.
+
+A row is written to the storage when it is updated for the first time. Its initial value depends only on the
+seed and the row number, so until then the initial value is drawn whenever the row is read. A bank of any size
+is therefore ready at once. The file has space for rows that were never updated, but they are not written.
 """
 
 import math
@@ -33,19 +36,24 @@ from plsc.native import bfloat16
 from plsc.native.heads.draws import NormalRows
 from plsc.native.heads.records import pack, rounding_keys, unpack
 
-_ROWS_AT_ONCE = 8192  # rows that are converted at a time, so that no second copy of a buffer is needed
-# Spare rows of a buffer, for the samples' own classes that were not drawn. Unused ones take no memory.
+# Number of rows that are converted at a time. Converting all rows at once would need a copy of the buffer.
+_ROWS_AT_ONCE = 8192
+# Number of additional rows in a buffer, for classes of the samples that were not drawn. Unused rows take no
+# memory.
 _SPARE = 65_536
 
 
 class _Buffer:
-    """Holds rows in float32 and grows. Slot i in each array belongs to one class.
+    """Contains rows in float32. The buffer can grow. A slot is a place for one row: index i in all arrays.
 
     Attributes:
-        rows: the classes that are read ahead, int64, in ascending order. Slot i is for the i-th of them.
-        loaded: for each of these classes, whether its slot has been filled.
-        without: the rows that were skipped when the others were read ahead, because the current step still
-            updates them. None if nothing was read ahead.
+        arrays: values and moments by name. The first axis is the slots.
+        rows: numbers of the rows that are read in advance, int64, in ascending order. Slot i is for the i-th
+            row.
+        loaded: whether each of these rows was read into its slot, bool.
+        without: the rows of the step that was current during the reading. Those of them that the next step
+            also needs were skipped, because the current step still had to update them. None if nothing was
+            read in advance.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
@@ -55,14 +63,14 @@ class _Buffer:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was read ahead."""
+        """Forget the rows that were read in advance."""
         self.rows = np.empty(0, np.int64)
         self.loaded = np.empty(0, bool)
         self.without: np.ndarray | None = None
 
     def reserve(self, count: int, spare: int = 0) -> None:
-        """Make room for `count` slots. If the arrays must grow for this, they get `spare` more. The
-        contents stay."""
+        """Make sure that there are at least `count` slots. If the arrays have fewer slots, they grow to
+        `count + spare` slots, and keep their contents."""
         if count <= self._slots:
             return
         before = self.arrays
@@ -75,14 +83,14 @@ class _Buffer:
 
 
 class OffloadedBank(Bank):
-    """Keeps all rows in a storage, and a step's rows in a buffer that the rule updates.
+    """Stores all rows in a storage. Copies the rows of a step to a buffer, and updates them there.
 
     Args:
-        shard: this rank's classes.
-        width: how many numbers a row has.
-        dtype: the stored rows' dtype, "float32" or "bfloat16".
-        folder: folder for the file that stores the rows. None stores them in memory.
-        std: the initial centres' standard deviation.
+        shard: classes of this rank.
+        width: length of a row of the centres.
+        dtype: dtype of the storage, "float32" or "bfloat16".
+        folder: folder for the file of the storage. None stores the rows in memory.
+        std: standard deviation of the initial centres.
         seed: seed for the initial centres and for stochastic rounding.
         options: `bias` and `rule`, which are passed to `Bank`.
     """
@@ -101,7 +109,8 @@ class OffloadedBank(Bank):
         super().__init__(shard, width, **options)
         self._dtype = np.dtype("float32" if dtype == "float32" else "uint16")
         self._seed = seed
-        # A stored row's columns: the centres' value and moments, then the bias's.
+        # Columns of the storage by array name: first the centres and their moments, then the bias and its
+        # moments.
         self._columns: dict[str, slice | int] = {}
         end = 0
         for name, shape in self.shapes.items():
@@ -114,22 +123,34 @@ class OffloadedBank(Bank):
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
         self._is_stored = np.zeros(shard.size, bool)
         self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
-        self._ahead = _Buffer(self.shapes)  # rows that were read for the next step
-        self._spare: list[_Buffer] = []  # ended steps' buffers
+        self._ahead = _Buffer(self.shapes)  # buffer for the rows of the next step
+        self._spare: list[_Buffer] = []  # buffers of steps that have ended
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
 
     def load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
-        """Read stored rows (numbers, int64 [k]) into slots (int64 [k]) of a buffer."""
+        """Read rows from the storage into a buffer.
+
+        Args:
+            rows: row numbers, int64 [k].
+            buffer: buffer to write to.
+            slots: slot of each row, int64 [k].
+        """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             unpack(self._records(rows[part]), list(buffer.arrays.values()), slots[part])
 
     def store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Write a buffer's slots to stored rows.
+        """Write rows from a buffer to the storage.
 
-        Values are rounded to bfloat16 stochastically. The random bits depend only on the seed, the step and
-        the row.
+        If the storage has the dtype bfloat16, the numbers are rounded stochastically. The random bits depend
+        only on the seed, the step and the row.
+
+        Args:
+            rows: row numbers, int64 [k].
+            buffer: buffer to read from.
+            slots: slot of each row, int64 [k].
+            step: number of the training step.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -140,20 +161,22 @@ class OffloadedBank(Bank):
             self._is_stored[rows[part]] = True
 
     def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
-        """Read rows' records (int64 [k]).
+        """Read rows from the storage, with the columns of all arrays.
 
-        If a row was never stored, its centre is drawn and its other numbers are 0.
+        If a row was never written, its centre is drawn, and its other numbers are 0.
 
         Args:
-            rows: row numbers.
-            centres: whether to draw the centres of rows that were never stored. If false, these centres are
+            rows: row numbers, int64 [k].
+            centres: whether to draw the centres of rows that were never written. If False, these centres are
                 0.
+
+        Returns the rows in the dtype of the storage, [k, columns].
         """
         is_stored = self._is_stored[rows]
         if is_stored.all():
             return self._storage[rows]
         records = np.zeros((len(rows), self._storage.shape[1]), self._dtype)
-        if is_stored.any():  # reading unwritten rows takes as long as reading stored ones
+        if is_stored.any():  # reading unwritten rows takes as long as reading written rows
             records[is_stored] = self._storage[rows[is_stored]]
         if centres:
             drawn = np.flatnonzero(~is_stored)
@@ -161,32 +184,38 @@ class OffloadedBank(Bank):
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
-        """Convert float32 numbers to a record's dtype."""
+        """Convert float32 numbers to the dtype of the storage."""
         return numbers if self._dtype == np.float32 else bfloat16.nearest(numbers)
 
     def _queue(self, work: Callable, *args) -> None:
-        """Queue a job for the thread, after all earlier ones."""
+        """Queue the call `work(*args)` for the thread. The thread runs it after all jobs that were queued
+        before."""
         self._jobs.append(self._thread.submit(work, *args))
 
     def _wait(self) -> None:
-        """Wait until all jobs are done. Raise a failed job's exception."""
+        """Wait until all jobs are done. If a job has raised an exception, raise this exception."""
         jobs = self._jobs
         self._jobs = []
         for job in jobs:
             job.result()
 
     def spare_buffer(self) -> _Buffer:
-        """Return a buffer for a new step, without rows that were read ahead."""
+        """Return a buffer for a new step. It contains no rows that were read in advance."""
         buffer = self._spare.pop() if self._spare else _Buffer(self.shapes)
         buffer.forget()
         return buffer
 
     def take_buffer(self, buffer: _Buffer) -> None:
-        """Take back an ended step's buffer."""
+        """Take back the buffer of a step that has ended."""
         self._spare.append(buffer)
 
     def read_ahead(self, draw: Callable, current: np.ndarray) -> None:
-        """Queue reading the next step's rows, except those that the current step will update."""
+        """Queue a job that reads the rows of the next step, except those that the current step will update.
+
+        Args:
+            draw: returns the numbers of the rows that are drawn for the next step, see `Selection.prefetch`.
+            current: row numbers of the current step, int64 [K].
+        """
         self._queue(self._read_drawn, draw, current, self._ahead)
 
     def _read_drawn(self, draw: Callable, current: np.ndarray, buffer: _Buffer) -> None:
@@ -197,15 +226,28 @@ class OffloadedBank(Bank):
         self.load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
 
     def take_updated(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Queue writing the rows that a step has updated, and reading those that the next step needs."""
+        """Queue two jobs after the update of a step. The first writes the updated rows to the storage. The
+        second reads those of them that the next step also needs.
+
+        Args:
+            rows: numbers of the updated rows, int64 [K].
+            buffer: buffer of the step that has updated the rows.
+            slots: slot of each row in this buffer, int64 [K].
+            step: number of the training step.
+        """
         self._queue(self.store, rows, buffer, slots, step)
         self._queue(self._read_updated, rows, self._ahead)
 
     def _read_updated(self, rows: np.ndarray, buffer: _Buffer) -> None:
-        """Read the rows that `_read_drawn` skipped, if it skipped them for the step that has now updated
-        `rows`."""
+        """Read the rows that `_read_drawn` skipped.
+
+        Args:
+            rows: row numbers of the step that has just been updated. If `_read_drawn` skipped rows because of
+                another step, all rows in `buffer` are forgotten.
+            buffer: buffer for the rows of the next step.
+        """
         if buffer.without is not rows:
-            buffer.forget()  # another step has updated its rows, so the rows that were read may be outdated
+            buffer.forget()  # the update may have changed rows that were not skipped
             return
         slots = np.flatnonzero(~buffer.loaded)
         self.load(buffer.rows[slots], buffer, slots)
@@ -216,9 +258,9 @@ class OffloadedBank(Bank):
         if index_K is None:
             return StoredSelection(self, None)
         buffer, self._ahead = self._ahead, self.spare_buffer()
-        # Rows that were also in the previous step were read after its update. If that step was dropped
-        # without an update, they are missing, and are read here. So are the samples' own classes, which were
-        # not drawn in advance.
+        # The thread has read the drawn rows. Two kinds of rows are missing in the buffer, and are read here:
+        # the classes of the samples that were not drawn, and, if the previous step was skipped without an
+        # update, the rows that this step shares with the previous one.
         ahead = buffer.rows
         slots = np.searchsorted(ahead, index_K)
         loaded = ahead[buffer.loaded]
@@ -251,7 +293,12 @@ class OffloadedBank(Bank):
         }
 
     def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
-        """Read an array's rows in the dtype in which they are stored."""
+        """Read rows of one array from the storage, in the dtype of the storage.
+
+        Args:
+            name: name of the array.
+            rows: a slice with a start and a stop, or row numbers, int64 [k].
+        """
         self._wait()
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
@@ -268,7 +315,7 @@ class OffloadedBank(Bank):
 
 
 class BufferedSelection(MemorySelection):
-    """Keeps a step's rows in a buffer."""
+    """Represents the rows of a step that are in a buffer."""
 
     bank: OffloadedBank
 
@@ -289,7 +336,7 @@ class BufferedSelection(MemorySelection):
 
 
 class StoredSelection(Selection):
-    """Reads rows from the storage whenever they are needed. It selects all rows."""
+    """Represents all rows of the bank. Reads rows from the storage whenever they are needed."""
 
     bank: OffloadedBank
 

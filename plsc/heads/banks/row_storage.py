@@ -1,9 +1,10 @@
-"""Store an offloaded bank's rows in a file that is indexed and assigned like an array.
+"""Store the rows of an offloaded bank in a file. The class is used like an array, by index and assignment.
 
-A stored row contains a class centre and its optimizer state side by side, so that a sampled class
-costs one read and one write. Rows are read and written in ascending order, through the system's page cache.
-Later reads are announced with posix_fadvise, so one thread can keep the disk's queue full. The file has no
-name, so it disappears when the process ends, even if the process is killed.
+A row of the file contains a class centre and the state of its optimizer side by side. A sampled class
+therefore needs one read and one write. Rows are read and written in ascending order, through the page cache
+of the operating system. Rows that will be read soon are announced with posix_fadvise. The disk can then work
+on many reads at once, although one thread reads. The file has no name, so it disappears when the process
+ends, even if the process is killed.
 """
 
 import os
@@ -22,13 +23,13 @@ class FileRowStorage:
     """Stores rows in a file without a name. All rows are zero at first.
 
     Args:
-        folder: the file's folder. It is created if it does not exist.
-        count: how many rows.
-        width: how many numbers a row has.
-        dtype: the numbers' dtype.
+        folder: folder for the file. It is created if it does not exist.
+        count: number of rows.
+        width: length of a row.
+        dtype: dtype of the rows.
 
-    The constructor reserves the file's space. It raises UserError if the folder has no space or cannot be
-    written. Reading or writing rows raises UserError if the disk fails.
+    The constructor reserves disk space for all rows. It raises UserError if there is too little space, or if
+    the folder cannot be written to. Reading or writing rows raises UserError if the disk fails.
     """
 
     def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):

@@ -1,4 +1,10 @@
-"""Create a bank's large tensors, read and write their rows, and view them as arrays."""
+"""Create a bank's large tensors, read and write their rows, and view tensors as arrays.
+
+Only compiled kernels write to a view of rows (`rows_in_place`, `host_view`). Other code uses `write_rows`.
+The reason is that `tensor[start:stop]` is not always a view. It is a copy if Paddle has no strided views
+(FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and a write to a copy does not change the tensor. If
+Paddle runs an operator on the CPU because the device lacks this operator, the result is also a copy.
+"""
 
 import ctypes
 import math
@@ -13,10 +19,11 @@ from plsc.distributed import paddle_internals
 
 
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
-    """Return a new, uninitialised float32 tensor for numbers that every step reads or writes.
+    """Return a new float32 tensor with arbitrary values, for numbers that every step reads or writes.
 
-    On a CPU its pages have 2 MB if the system supports that, since looking up small pages takes 5 % of a
-    head's step. Linux is asked for large pages before the memory is written, as numpy does for its arrays.
+    On a CPU, the tensor gets memory pages of 2 MB if the system supports such pages. With small pages, the
+    processor spends 5 % of the head's time on looking up pages. Linux must be asked for large pages before
+    the memory is written. numpy does the same for its arrays.
     """
     tensor = paddle.empty(shape)
     if tensor.size and tensor.place.is_cpu_place():
@@ -29,10 +36,10 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
 
 
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-    """Return rows [start, stop) as a tensor that shares their memory.
+    """Return rows [start, stop) of a tensor as a tensor that shares the memory of these rows.
 
-    A kernel on a CPU may write to it. Other code may only read it, and must change rows with
-    `write_rows`.
+    A compiled kernel on a CPU may write to the result. Other code may only read the result, and must call
+    `write_rows` to change rows (see the docstring of this module).
     """
     if (start, stop) == (0, len(tensor)):
         return tensor
@@ -40,11 +47,10 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
 
 
 def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
-    """Overwrite a tensor's rows from `start` on, unless `rows` is a view of exactly those rows.
+    """Overwrite the rows of a tensor that begin at `start` with `rows`.
 
-    A write to `tensor[start:stop]` may be lost. The slice is a copy if Paddle has no strided views
-    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). An operator that a device lacks runs on the CPU,
-    and its result is then in new memory, too.
+    If `rows` already is a view of exactly these rows, the function does nothing. A plain assignment to
+    `tensor[start:stop]` might be lost (see the docstring of this module).
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():
@@ -52,8 +58,8 @@ def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
 
 
 class _Exporter:
-    """Shares a CPU tensor's memory through the array interchange protocol, which Paddle 2.6's Tensor
-    lacks."""
+    """Gives numpy access to the memory of a CPU tensor through the DLPack protocol. Tensors of Paddle 2.6
+    do not support this protocol themselves."""
 
     def __init__(self, tensor: paddle.Tensor):
         self._tensor = tensor
@@ -62,13 +68,13 @@ class _Exporter:
         return dlpack.to_dlpack(self._tensor)
 
     def __dlpack_device__(self):
-        return 1, 0  # the CPU
+        return 1, 0  # kDLCPU, device 0
 
 
 def host_view(tensor: paddle.Tensor) -> np.ndarray:
-    """Return a numpy view of a CPU tensor's memory, or a copy of any other tensor.
+    """Return a numpy view of the memory of a CPU tensor, or a copy of any other tensor.
 
-    Kernels may write to the view. With numpy 1, Python cannot write to it.
+    Kernels may write to the view. With numpy 1, the view is read-only for Python.
     """
     return (
         np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
