@@ -112,8 +112,8 @@ def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) ->
     found = [target.cosine, target.slope] if isinstance(target, Target) else [target]
     if any(_describe(each) != wanted for each in found):
         raise UserError(
-            f"{prefix} {' and '.join(map(_describe, found))}; a margin must return the new cosines ({wanted}), or "
-            "a Target with the new cosines and their derivatives"
+            f"{prefix} {' and '.join(map(_describe, found))}; a margin must return "
+            f"the new cosines ({wanted}), or a Target with the new cosines and their derivatives"
         )
     if isinstance(target, Target):
         return target
@@ -153,7 +153,8 @@ def check_slopes(margin: Margin) -> None:
             raise UserError(
                 f"{type(margin).__name__} returns the {what} {given_N[3].item():.3g} at the {at}, but the "
                 f"derivative of its cosines is {slope_N[3].item():.3g}; return the cosines alone, and "
-                "autograd computes the derivatives (detach the norms if no gradient should flow through them)",
+                "autograd computes the derivatives (detach the norms if no gradient should flow "
+                "through them)",
                 key="Head.name",
             )
 
