@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_plain_numpy(options):
     "options, trained", [({}, 2_059_520), ({"scale": 4, "blocks": [2, 8, 12, 4]}, 6_314_880)]
 )
 def test_the_trained_parameters_at_112_are_those_of_the_source(options, trained):
-    """ "mbf" and "mbf_large"."""
+    """The two sizes in arcface_torch, "mbf" and "mbf_large", have these."""
     assert sum(p.size for p in MobileFaceNet(**options).parameters() if not p.stop_gradient) == trained
 
 
