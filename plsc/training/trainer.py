@@ -303,8 +303,8 @@ class Trainer:
         Args:
             when: step to report in the error.
             before: the running statistics to check, see `_summarise_step`.
-            found: whether a non-finite weight is known to exist. The check may have overwritten it, so that
-                it has no name.
+            found: whether a non-finite weight is known to exist. The check may have overwritten
+                it, so that no name is found.
         """
         names = distributed.gather_objects(self.network.not_finite(before))
         if found and not any(names):
