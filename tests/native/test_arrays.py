@@ -390,7 +390,7 @@ def test_arrays_that_do_not_fit_are_refused_by_the_caller(name, reached):
             reached.clear()
             try:
                 call.function(**call.arrays | {argument: bad})
-            except (AssertionError, KeyError, ValueError):  # KeyError: of oneDNN's dtypes
+            except (AssertionError, KeyError, ValueError):  # a dtype unknown to oneDNN raises KeyError
                 assert not reached, (argument, what, "a kernel ran before")
             else:
                 raise AssertionError(f"{argument}: {what}: not refused")
