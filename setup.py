@@ -14,6 +14,7 @@ called `plsc`.
 
 import os
 import re
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -23,10 +24,17 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "plsc" / "utils" / "version.py").read_text(), re.MULTILINE
 ).group(1)
 
+SOURCES, HEADERS = (
+    sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(f"plsc/native/**/*.{kind}"))
+    for kind in ("cpp", "h")
+)
+CHECKSUM = zlib.crc32(b"".join((ROOT / path).read_bytes() for path in (*SOURCES, *HEADERS)))
+
 KERNELS = Extension(
     "plsc.native._native",
-    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/native/**/*.cpp")),
-    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/native/**/*.h")),
+    sources=SOURCES,
+    depends=HEADERS,
+    define_macros=[("PLSC_SOURCES", f"{CHECKSUM}u")],
     include_dirs=["."],
     extra_compile_args=[
         "-O3",

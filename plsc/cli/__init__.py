@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [argv[1], "--help"]
     if argv and argv[0] in VERBS:
         verb, *arguments = argv
-        return without_traceback(lambda: _run(VERBS[verb], arguments), debug="--debug" in arguments)
+        return without_traceback(
+            lambda: _run(VERBS[verb], arguments),
+            debug="--debug" in arguments,
+            of_all_ranks=verb in ("train", "eval", "predict", "export", "selftest"),
+        )
     asked = argv in ([], ["-h"], ["--help"], ["help"])
     if not asked:
         from plsc.utils.registry import did_you_mean

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from plsc.distributed import environment
-from plsc.errors import UserError, escape_lines
+from plsc.errors import UserError, escape_lines, in_one_line
 
 # Errors of the machine, which are not defects of plsc -> the remedy.
 _REMEDIES = {
@@ -39,16 +39,28 @@ def _wait_for_the_first_rank() -> None:
         signal.sigtimedwait([signal.SIGTERM], _HEAD_START)
 
 
-def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
+def _tell_other_machines(problem: str) -> None:
+    from plsc.config.run import GlobalCfg
+    from plsc.distributed import peers
+
+    peers.tell_other_machines(problem, GlobalCfg.model_fields["hang_seconds"].default)
+
+
+def without_traceback(act: Callable[[], int | None], debug: bool = False, of_all_ranks: bool = False) -> int:
     """Call `act`, and return its exit code.
 
     After a UserError it prints the error's lines and returns 2. After the machine's own OSError, such as a
     full disk, it prints one line and returns 2, too. After Ctrl-C it returns 130. If nobody reads stdout any
     more (`plsc ckpt inspect ... | head -1`), it returns 141 without a message, as other programs do.
 
-    debug: show the traceback instead of the lines.
+    Args:
+        act: what the command does.
+        debug: show the traceback instead of the lines.
+        of_all_ranks: whether other machines' ranks wait for this one. If it fails before it has met them,
+            they get its mistake, and end, too.
     """
     environment.before_paddle()
+    tell = _tell_other_machines if of_all_ranks else lambda problem: None
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
@@ -60,6 +72,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         if debug or not (isinstance(error, UserError) or error.errno in _REMEDIES):
+            tell(in_one_line(error))
             raise
         ignore_the_launcher()
         lines = str(error).split("\n")
@@ -68,8 +81,16 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int
             lines = [f"{where}{error.strerror}; {_REMEDIES[error.errno]}"]
         for line in lines:
             print(f"ERROR {escape_lines(line)}", file=sys.stderr, flush=True)
+        tell(lines[0] + (f" (and {len(lines) - 1} more)" if lines[1:] else ""))
         _wait_for_the_first_rank()
         return 2
+    except Exception as error:
+        tell(in_one_line(error))
+        raise
+    except SystemExit as error:
+        if error.code == 2:  # argparse has printed the reason
+            tell("its command line is wrong, see its log")
+        raise
     except KeyboardInterrupt:
         if debug:
             raise

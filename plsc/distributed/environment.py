@@ -62,12 +62,23 @@ def by_paddles_launcher() -> bool:
     return "PADDLE_RANK_IN_NODE" in os.environ
 
 
+def forget_other_master() -> None:
+    """Remove MASTER_ADDR and MASTER_PORT if the launcher has set PADDLE_MASTER.
+
+    Paddle would prefer them, and they are another program's, such as those of a cluster's job for PyTorch.
+    """
+    if os.environ.get("PADDLE_MASTER"):
+        os.environ.pop("MASTER_ADDR", None)
+        os.environ.pop("MASTER_PORT", None)
+
+
 def master_from_env() -> tuple[str, int]:
-    """Return host and port of the job's store, which rank 0 serves, as Paddle reads them."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not (host and port):
-        first = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
-        host, _, port = (os.environ.get("PADDLE_MASTER") or first).rpartition(":")
+    """Return host and port of the job's store, which rank 0 serves, as Paddle reads them after
+    `forget_other_master`."""
+    other = ":".join(filter(None, map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))))
+    first = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
+    address = os.environ.get("PADDLE_MASTER") or (other if ":" in other else first)
+    host, _, port = address.rpartition(":")
     return host, int(port)
 
 
@@ -119,5 +130,14 @@ def _environment_at_start() -> dict[str, str]:
 
 
 def _cpu_vendor() -> str:
+    return _of_the_processor("vendor_id")
+
+
+def processor() -> str:
+    """Return the name of this machine's processor, as Linux knows it. "" if it does not."""
+    return _of_the_processor("model name")
+
+
+def _of_the_processor(key: str) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+    return next((line.split(":")[1].strip() for line in lines if line.startswith(key)), "")

@@ -41,7 +41,13 @@ def for_gloo() -> str | None:
 
     Raises UserError if other machines cannot reach this one by the address that the launch gives it.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
+    if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
+        known = [name for _, name in socket.if_nameindex()]
+        if chosen not in known:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME is {chosen}, and this machine has no such interface (there are "
+                f"{', '.join(known)}); unset it"
+            )
         return None
     if world_size_from_env() == local_size_from_env():
         return "lo"
@@ -50,7 +56,10 @@ def for_gloo() -> str | None:
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        raise UserError(f"the launch calls this machine {host}, which has no address; {remedy}") from error
+        raise UserError(
+            f"the launch calls this machine {host}, which has no IPv4 address, and Paddle uses no other; "
+            f"{remedy}"
+        ) from error
     # If rank 0 listens on loopback, too, both machines are this one.
     if ipaddress.ip_address(address).is_loopback and master_from_env()[0] != host:
         raise UserError(f"the launch calls this machine {host}, {address}: others cannot reach it; {remedy}")

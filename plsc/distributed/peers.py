@@ -16,15 +16,24 @@ Try it: `kill -STOP` a rank of a training.
 """
 
 import atexit
+import contextlib
 import json
 import logging
+import os
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from plsc.distributed.environment import master_from_env, rank_from_env, world_size_from_env
+from plsc.distributed.environment import (
+    by_paddles_launcher,
+    forget_other_master,
+    local_size_from_env,
+    master_from_env,
+    rank_from_env,
+    world_size_from_env,
+)
 from plsc.errors import UserError
 
 SILENCE = 28.0  # seconds, fewer than Gloo's 30, so that the line names the rank that is gone
@@ -139,6 +148,7 @@ class Peers:
 
 
 _peers: Peers | None = None
+_met = False  # whether `meet` was called
 
 
 def lost() -> str | None:
@@ -164,7 +174,9 @@ def meet(hang_seconds: float, problem: UserError | None = None) -> None:
     Raises UserError on every rank if one has a `problem`. Raises LostRankError if a rank does not arrive, or
     ends.
     """
-    global _peers
+    global _peers, _met
+    _met = True
+    forget_other_master()
     patience = hang_seconds or float("inf")
     own = "" if problem is None else str(problem)
     connections, first_problem = (_gather if rank_from_env() == 0 else _join)(own, patience)
@@ -175,13 +187,26 @@ def meet(hang_seconds: float, problem: UserError | None = None) -> None:
     atexit.register(_peers.leave)
 
 
+def tell_other_machines(problem: str, patience: float) -> None:
+    """Deliver to all ranks a mistake that this rank has found before `meet`, and wait until it is delivered.
+
+    Otherwise the ranks of other machines would wait for this one. Does nothing after `meet`, or if all ranks
+    are on this machine, whose launcher ends them.
+
+    patience: seconds to wait for the other ranks.
+    """
+    if not _met and by_paddles_launcher() and world_size_from_env() > local_size_from_env():
+        with contextlib.suppress(UserError, LostRankError, OSError):
+            meet(patience, UserError(problem))
+
+
 def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:
     """Wait on rank 0 for the others -> their sockets, and the first rank's problem."""
     missing = set(range(1, world_size_from_env()))
     problems = {0: own_problem}
     sockets: dict[int, socket.socket] = {}
-    listener = socket.create_server(("", master_from_env()[1]), backlog=1024)
-    with listener, selectors.DefaultSelector() as selector:
+    wrong = ""  # what is wrong with a rank of another launch
+    with _listener() as listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         hellos: dict[socket.socket, bytes] = {}
         for text in _reminders(patience, missing):
@@ -201,21 +226,48 @@ def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket]
                     data = b""
                 hellos[connection] += data
                 hello = _hello_in(hellos[connection])
-                if hello is not None and hello["rank"] in missing:
+                if hello is not None and (wrong := _why_not_of_this_launch(hello, missing)):
+                    sockets[-1] = connection  # it gets the answer, too
+                    break
+                if hello is not None:
                     missing.remove(hello["rank"])
                     sockets[hello["rank"]] = connection
                     problems[hello["rank"]] = hello["problem"]
                 elif not data or b"\n" in hellos[connection] or len(hellos[connection]) > _LONGEST_HELLO:
                     selector.unregister(connection)  # another program's
                     connection.close()
-            if not missing:
+            if wrong or not missing:
                 break
             if text:
                 _log.warning("rank 0 waits for %s", text)
-    first = next((f"rank {rank}: {problems[rank]}" for rank in sorted(problems) if problems[rank]), "")
+    of_ranks = [f"rank {rank}: {problems[rank]}" for rank in sorted(problems) if problems[rank]]
+    first = next(iter([wrong] if wrong else of_ranks), "")
     for connection in sockets.values():
         connection.sendall(json.dumps({"problem": first}).encode() + b"\n")
     return sockets, first
+
+
+def _listener() -> socket.socket:
+    """Listen on the port of the job's store."""
+    host, port = master_from_env()
+    try:
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"rank 0 cannot listen at {host}:{port}: {os.strerror(error.errno)}; start the ranks again with "
+            "another port, or end the program that uses this one"
+        ) from error
+
+
+def _why_not_of_this_launch(hello: dict, missing: set[int]) -> str:
+    """Return why a rank that has introduced itself does not belong to this launch, or ""."""
+    own, of = world_size_from_env(), "(PADDLE_TRAINERS_NUM)"
+    remedy = "start all ranks by one launch, and let no other launch use its port"
+    if hello["plsc"] != own:
+        return f"rank 0 is one of {own} ranks, and rank {hello['rank']} one of {hello['plsc']} {of}; {remedy}"
+    if hello["rank"] not in missing:
+        return f"two ranks have the number {hello['rank']} (PADDLE_TRAINER_ID); {remedy}"
+    return ""
 
 
 def _hello_in(data: bytes) -> dict | None:
@@ -223,7 +275,7 @@ def _hello_in(data: bytes) -> dict | None:
     program."""
     try:
         hello = json.loads(data) if data.endswith(b"\n") else None
-        is_ours = hello["plsc"] == world_size_from_env() and isinstance(hello["rank"], int)
+        is_ours = isinstance(hello["plsc"], int) and isinstance(hello["rank"], int)
         return hello if is_ours else None
     except (ValueError, TypeError, KeyError):
         return None
@@ -234,10 +286,10 @@ def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], 
     host, port = master_from_env()
     hello = {"plsc": world_size_from_env(), "rank": rank_from_env(), "problem": own_problem}
     connection, answer = None, b""
-    for text in _reminders(patience, [0]):
+    for text in _reminders(patience, [0], f" at {host}:{port}"):
         if text:
-            where = "the other ranks" if connection else f"rank 0 at {host}:{port}"
-            _log.warning("rank %d waits for %s", rank_from_env(), text.replace("rank 0", where))
+            text = text if connection is None else "the other ranks" + text[text.index(" (") :]
+            _log.warning("rank %d waits for %s", rank_from_env(), text)
         try:
             if connection is None:
                 connection = socket.create_connection((host, port), timeout=5)
@@ -258,14 +310,14 @@ def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], 
     return {0: connection}, json.loads(answer)["problem"]
 
 
-def _reminders(patience: float, missing: Iterable[int]) -> Iterator[str]:
+def _reminders(patience: float, missing: Iterable[int], where: str = "") -> Iterator[str]:
     """Yield "", and every 30 s the missing ranks. Raise LostRankError after `patience` seconds."""
     began = time.monotonic()
     due = _REMIND
     while True:
         waited = time.monotonic() - began
         ranks = ", ".join(map(str, sorted(missing)[:8])) + (" ..." if len(list(missing)) > 8 else "")
-        who = f"rank{'s' * (len(list(missing)) > 1)} {ranks}"
+        who = f"rank{'s' * (len(list(missing)) > 1)} {ranks}{where}"
         if waited > patience:
             raise LostRankError(f"{who} did not connect within {patience:.0f} s (Global.hang_seconds)")
         yield f"{who} ({waited:.0f} s)" if waited >= due else ""

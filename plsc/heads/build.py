@@ -130,6 +130,5 @@ def make_head(
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
     rows = {"bias": bias, "rule": rule or Momentum(), "std": init_std, "seed": seed}
     made = build_bank(bank, bank_dtype, bank_folder, shard, embedding_size * sub_centres, **rows)
-    distributed.barrier()  # disks differ in speed, and a collective would time out
     spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,15 @@ def turned_off() -> bool:
 def library() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None if they are turned off or cannot be loaded."""
     return None if turned_off() else compiled()
+
+
+def build() -> str:
+    """Describe the kernels in use by the checksum of their sources: "a build of 6bb54fa7", or "none"."""
+    kernels = library()
+    if kernels is None:
+        return "none"
+    sources = getattr(kernels, "plsc_sources", None)
+    return f"a build of {sources():08x}" if sources else "an old build"
 
 
 def multiplies() -> bool:
@@ -132,6 +141,8 @@ def compiled() -> ctypes.CDLL | None:
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
     native.plsc_sum_of_squares.restype = c_double
+    if hasattr(native, "plsc_sources"):
+        native.plsc_sources.restype = c_uint32
     openmp, mkl, onednn = map(paddle_library, ("libiomp5.so", _MKL, "libdnnl.so.3"))
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),

@@ -52,6 +52,9 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 // Increase this number here and in __init__.py whenever a function's arguments change.
 PLSC_API int plsc_version() { return 18; }
 
+// Checksum of the kernels' sources, from setup.py. The ranks compare it, because one machine may have an old build.
+PLSC_API uint32_t plsc_sources() { return PLSC_SOURCES; }
+
 // Receives the addresses of the functions named above. A missing function is null. Without the first three
 // there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,

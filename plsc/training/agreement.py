@@ -4,7 +4,7 @@ Ranks on several machines may have different configs, pictures, versions or disk
 difference, and each rank would train to the end in its own way. Therefore every rank makes a fingerprint, the
 fingerprints are gathered once, and all ranks refuse the first difference.
 
-Threads, device, loading processes, `hang_seconds` and a path's folders belong to a machine and
+Threads, processor, device, loading processes, `hang_seconds` and a path's folders belong to a machine and
 may differ. Only a few pictures are compared, so a change in any other picture is not noticed.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import importlib.metadata
 import secrets
 import sys
+import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from plsc import distributed
+from plsc import distributed, native
 from plsc.config import Config
-from plsc.errors import Mistakes, SeveralErrors, UserError, escape, writing
+from plsc.distributed import environment
+from plsc.errors import Mistakes, SeveralErrors, UserError, escape, in_one_line, writing
 from plsc.training.init_from import find_weights
 from plsc.training.run_folder import locate_checkpoint
 from plsc.utils.atomic_write import remove
@@ -37,7 +39,12 @@ _OF_A_MACHINE = {
 _TRAIN_PICTURES = 4  # how many pictures in the training set are compared
 _EVAL_PICTURES = 2  # how many pictures in each evaluation set are compared
 _MAX_VALUES = 65_536  # most labels or names per set that are compared, evenly spread
-THREADS = "threads"  # the only fact that may differ
+_MAX_NAMES = 4_096  # most pictures per set whose names are compared, evenly spread
+# Facts that may differ, since only the last bits of sums depend on them.
+_MAY_DIFFER = {
+    "threads": "threads: the last bits of sums depend on their number",
+    "processor": "as its processor: the last bits of sums depend on its instructions",
+}
 
 
 class Start(NamedTuple):
@@ -46,21 +53,27 @@ class Start(NamedTuple):
     Attributes:
         checkpoint: verified checkpoint to read, or None.
         resumes: whether the run is resumed from it. Otherwise the run only takes its weights.
-        inside: whether it is in the run's own folder.
+        folders: the folders that rank 0's config names, one of which contains the checkpoint.
         word: a file's name that rank 0 has made in Global.output_dir.
     """
 
     checkpoint: Path | None
     resumes: bool
-    inside: bool
+    folders: list[Path]
     word: str
 
     def checkpoint_of(self, cfg: Config) -> Path | None:
         """Return the path by which this rank reads the checkpoint. Ranks may name the same folder
         differently."""
-        if self.checkpoint is None or not self.inside:
-            return self.checkpoint
-        return Path(cfg.Global.output_dir, "checkpoints", self.checkpoint.name)
+        for of_rank_0, own in zip(self.folders, _named_folders(cfg)):
+            if self.checkpoint and self.checkpoint.is_relative_to(of_rank_0):
+                return own / self.checkpoint.relative_to(of_rank_0)
+        return self.checkpoint
+
+
+def _named_folders(cfg: Config) -> list[Path]:
+    section = cfg.Global
+    return [Path(name) for name in (section.output_dir, section.init_from, section.checkpoint) if name]
 
 
 @contextlib.contextmanager
@@ -83,8 +96,7 @@ def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / word).touch()
-        inside = path is not None and path.parent == folder / "checkpoints"
-        return Start(path, resumed, inside, word)
+        return Start(path, resumed, _named_folders(cfg), word)
 
     start = distributed.run_on_rank_0(begin)
     try:
@@ -104,29 +116,36 @@ def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> 
         threads: thread count for this rank's matrix products.
         build: makes a Trainer without collectives.
 
-    Raises UserError, the same on every rank, if the ranks differ or `build` raises it on one.
+    Raises UserError, the same on every rank, if the ranks differ or `build` raises an error on some. If it
+    fails on all, each rank raises its own error.
     Collectives: one gather of Python objects.
     """
     if distributed.world_size() == 1:
         return build()
-    facts = _program_facts(cfg, start, threads)
-    trainer, problem = None, None
+    trainer, problem, cause, data = None, None, None, {}
     try:
         trainer = build()
-        facts |= _data_facts(trainer)
+        data = _network_facts(trainer) | _data_facts(trainer)
     except UserError as error:
-        problem = error
-    rows = distributed.gather_objects((facts, problem))
-    refuse_differences([facts for facts, _ in rows])
-    problems = [each for _, each in rows]
+        problem = cause = error
+    except Exception as error:  # noqa: BLE001 (a user's class may raise any)
+        problem, cause = UserError(in_one_line(error)), error
+    program = _program_facts(cfg, start, threads)  # after `build`, which imports the user's modules
+    rows = distributed.gather_objects((program, data, problem))
+    refuse_differences([program for program, _, _ in rows])
+    refuse_differences([data for _, data, _ in rows])
+    problems = [each for _, _, each in rows]
     if all(problems):
-        raise problem
+        raise cause
     for rank, each in enumerate(problems):
         if each:
             mistakes = Mistakes()
             for error in each.errors if isinstance(each, SeveralErrors) else [each]:
                 mistakes.found.append(type(error)(f"rank {rank}: {error.text}", error.key))
-            mistakes.raise_all()
+            try:
+                mistakes.raise_all()
+            except UserError as error:
+                raise error from cause
     return trainer
 
 
@@ -143,8 +162,8 @@ def refuse_differences(facts: list[Mapping[str, Any]]) -> None:
         known = [value for value in values if value is not None]
         if all(value == known[0] for value in known):
             continue
-        if name == THREADS:
-            warn_on_rank_0(f"{_who_has_what(values)} threads: the last bits of sums depend on their number")
+        if name in _MAY_DIFFER:
+            warn_on_rank_0(f"{_who_has_what(values)} {_MAY_DIFFER[name]}")
         else:
             different.append((name, values))
     if different:
@@ -178,6 +197,7 @@ def _program_facts(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
         "the folder Global.output_dir": "that of rank 0" if shared else f"a folder of its own, {folder}",
         "plsc's version": __version__,
         "plsc's sources": _digest(path.read_bytes() for path in sorted(_sources())),
+        "plsc's kernels": native.build(),
         "Paddle's version": paddle.__version__,
         "NumPy's version": np.__version__,  # it draws random numbers
         "OpenCV's version": _version("opencv-python-headless", "opencv-python"),
@@ -185,22 +205,48 @@ def _program_facts(cfg: Config, start: Start, threads: int) -> dict[str, Any]:
     for key, value in _flat(plain):
         if key not in _OF_A_MACHINE:
             facts[key] = escape("null" if value is None else value)
-            if isinstance(value, str) and is_import_path(value):
-                module = sys.modules.get(value.partition(":")[0])
-                file = getattr(module, "__file__", None)
-                if file:
-                    facts[f"the source of {value}"] = _digest([Path(file).read_bytes()])
+    facts |= _module_facts([value for _, value in _flat(plain) if isinstance(value, str)])
     path = start.checkpoint_of(cfg)
     if path is not None:
-        manifest = path / "manifest.json"
-        facts[f"the checkpoint {path.name}"] = (
-            f"manifest {_digest([manifest.read_bytes()])}" if manifest.is_file() else f"none at {path}"
-        )
-    return {**facts, THREADS: threads}
+        facts[f"the checkpoint {path.name}"] = _checkpoint_fact(path)
+    return {**facts, "threads": threads, "processor": environment.processor()}
+
+
+def _checkpoint_fact(path: Path) -> str:
+    """Describe a checkpoint by its manifest and its files' sizes. Rank 0 alone has verified every byte."""
+    try:
+        manifest = _digest([(path / "manifest.json").read_bytes()])
+        sizes = sorted((each.name, each.stat().st_size) for each in path.iterdir())
+    except OSError as error:
+        return f"none at {path} ({error.strerror})"
+    return f"{len(sizes)} files ({manifest}, {_digest([repr(sizes).encode()])})"
 
 
 def _sources() -> Iterable[Path]:
     return Path(__file__).parents[1].rglob("*.py")
+
+
+def _module_facts(values: Iterable[str]) -> dict[str, str]:
+    """Describe the source of each module that is the user's own.
+
+    It is in a package that the config names, or it is not in a folder of installed modules, such as a script
+    or a module beside the config.
+
+    values: all texts of the config.
+    """
+    named = {value.partition(":")[0].partition(".")[0] for value in values if is_import_path(value)}
+    root = Path(__file__).parents[2]
+    facts = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__") or ""
+        if not file.endswith(".py") or file.startswith((f"{root}/plsc/", f"{root}/tools/")):
+            continue
+        installed = "/site-packages/" in file or "/dist-packages/" in file
+        installed = installed or file.startswith(sysconfig.get_path("stdlib"))
+        if not installed or name.partition(".")[0] in named:
+            with contextlib.suppress(OSError):  # deleted since
+                facts[f"the source of {name}"] = _digest([Path(file).read_bytes()])
+    return facts
 
 
 def _version(*packages: str) -> str:
@@ -210,14 +256,25 @@ def _version(*packages: str) -> str:
     return "unknown"
 
 
+def _network_facts(trainer: Any) -> dict[str, Any]:
+    """Describe the network, which the caller may have passed instead of Model.name."""
+    arrays = [(name, value.shape, str(value.dtype)) for name, value in trainer.backbone.state_dict().items()]
+    return {
+        "the network": f"{len(arrays)} arrays ({_digest([repr(arrays).encode()])})",
+    }
+
+
 def _data_facts(trainer: Any) -> dict[str, Any]:
     """Describe the data sets."""
     dataset = trainer.dataset
     name = "DataLoader.Train"
     facts = _set_facts(name, dataset, dataset.labels, dataset.num_classes)
+    step = -(-len(dataset) // _MAX_NAMES) or 1
+    names = [_without_folders(dataset.name(index)) for index in range(0, len(dataset), step)]
+    facts[f"the names of the images of {name}"] = _digest([repr(names).encode()])
     facts |= _picture_facts(name, lambda index: dataset.sample(index, 0), len(dataset), _TRAIN_PICTURES)
-    for title, data in trainer.evaluator.sets.items():
-        name = f"the evaluation set {title}"
+    for number, (title, data) in enumerate(trainer.evaluator.sets.items(), 1):
+        name = f"the evaluation set {number} ({_without_folders(title)})"
         facts |= _set_facts(name, data, data.labels, data.num_classes, data.count)
         facts |= _picture_facts(
             name, lambda index, data=data: data.images(index, index + 1), data.count, _EVAL_PICTURES
@@ -251,7 +308,14 @@ def _spread(values: np.ndarray) -> Iterator[bytes]:
     """Yield at most _MAX_VALUES values, evenly spread, as bytes."""
     step = -(-len(values) // _MAX_VALUES) or 1
     part = values[::step]
-    yield repr(part.tolist()).encode() if part.dtype.kind in "UO" else np.ascontiguousarray(part).tobytes()
+    if part.dtype.kind == "U":  # numbered folders are named by their whole path
+        yield repr([*map(_without_folders, part.tolist())]).encode()
+    else:
+        yield repr(part.tolist()).encode() if part.dtype.kind == "O" else np.ascontiguousarray(part).tobytes()
+
+
+def _without_folders(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -112,11 +112,16 @@ def _begin(
 
     trainer = agree(cfg, decided, threads, build)
     output_dir = Path(cfg.Global.output_dir)
-    notes = []
-    if path:
-        trainer.resume(path)
-    elif found:
-        notes = initialise_from(found, trainer.backbone, trainer.head, trainer.dataset)
+
+    def load_weights() -> list[str]:
+        if path:
+            trainer.resume(path)
+        return (
+            initialise_from(found, trainer.backbone, trainer.head, trainer.dataset) if found != path else []
+        )
+
+    # A machine may fail to read a checkpoint that the others can read.
+    notes = distributed.run_on_all_ranks(load_weights)
     metrics = None
     if distributed.rank() == 0:
         if path:

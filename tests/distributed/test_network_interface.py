@@ -1,11 +1,12 @@
 """The interface for Gloo on several machines: that of the address by which the launch knows this one."""
 
+import os
 import re
 import socket
 
 import pytest
 
-from plsc.distributed import network_interface
+from plsc.distributed import environment, network_interface
 from tests.helpers.refusals import refusal
 
 
@@ -41,12 +42,26 @@ def test_the_interface_has_the_address_of_the_launch(several_machines, host):
     "host, line",
     [
         ("node1", "the launch calls this machine node1, 127.0.1.1: others cannot reach it; give Paddle's"),
-        ("box-7f3a.invalid", "the launch calls this machine box-7f3a.invalid, which has no address; give"),
+        (
+            "box-7f3a.invalid",
+            "the launch calls this machine box-7f3a.invalid, which has no IPv4 address, and Paddle",
+        ),
         ("10.0.0.9", r"no interface has the address 10.0.0.9 \(there are lo 127.0.0.1, eth0 10.77.0.11\)"),
     ],
 )
 def test_an_address_that_others_cannot_reach_is_one_line(several_machines, host, line):
     assert re.search(line, refusal(several_machines, host))
+
+
+def test_another_programs_master_is_forgotten(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "10.9.9.9")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.delenv("PADDLE_MASTER", raising=False)
+    environment.forget_other_master()
+    assert environment.master_from_env() == ("10.9.9.9", 29500)
+    monkeypatch.setenv("PADDLE_MASTER", "10.77.0.10:8090")
+    environment.forget_other_master()
+    assert environment.master_from_env() == ("10.77.0.10", 8090) and "MASTER_ADDR" not in os.environ
 
 
 def test_two_launches_on_this_machine_may_meet_on_loopback(several_machines, monkeypatch):
@@ -55,8 +70,12 @@ def test_two_launches_on_this_machine_may_meet_on_loopback(several_machines, mon
 
 
 def test_the_users_interface_stays_and_one_machine_takes_loopback(several_machines, monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ib0")])
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert several_machines("node1") is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
+    line = "GLOO_SOCKET_IFNAME is eth9, and this machine has no such interface (there are lo, ib0); unset it"
+    assert refusal(several_machines, "node1") == line
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("PADDLE_LOCAL_SIZE", "2")
     assert several_machines("node1") == "lo"

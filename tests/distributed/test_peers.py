@@ -1,6 +1,7 @@
 """Ranks that end or fall silent, by connections within this process."""
 
 import socket
+import subprocess
 import time
 
 import pytest
@@ -80,19 +81,21 @@ else:
 """
 
 
-def meet(problems, hang_seconds=20.0, ranks=None):
-    """What each rank prints. `problems` belong to the ranks that are started."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    env = {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": str(ranks or len(problems))}
-    env |= {"MASTER_PORT": None, "MASTER_ADDR": None}
+def meet(problems, hang_seconds=20.0, ranks=None, port=None, numbers=None, counts=None):
+    """What each rank prints. `problems` belong to the ranks that are started.
+
+    numbers, counts: what each takes for its rank and for the number of ranks.
+    """
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    env = {"PADDLE_MASTER": f"127.0.0.1:{port}", "MASTER_PORT": None, "MASTER_ADDR": None}
     streams = {"stdout": -1, "text": True, "cwd": ROOT}
-    started = [
-        start_python(
-            "-c", MEET, hang_seconds, problem, env={**env, "PADDLE_TRAINER_ID": str(rank)}, **streams
-        )
-        for rank, problem in enumerate(problems)
-    ]
+    started = []
+    for rank, problem in enumerate(problems):
+        env["PADDLE_TRAINER_ID"] = str(numbers[rank] if numbers else rank)
+        env["PADDLE_TRAINERS_NUM"] = str(counts[rank] if counts else ranks or len(problems))
+        started.append(start_python("-c", MEET, hang_seconds, problem, env=env, **streams))
     return [process.communicate(timeout=60)[0].strip() for process in started]
 
 
@@ -108,3 +111,53 @@ def test_a_mistake_of_one_rank_ends_all():
 def test_a_rank_that_does_not_come_is_named():
     (said,) = meet([""], hang_seconds=2, ranks=3)
     assert said == "LostRankError: ranks 1, 2 did not connect within 2 s (Global.hang_seconds)"
+
+
+def test_a_rank_of_another_launch_ends_all():
+    remedy = "; start all ranks by one launch, and let no other launch use its port"
+    line = "UserError: rank 0 is one of 2 ranks, and rank 1 one of 3 (PADDLE_TRAINERS_NUM)" + remedy
+    assert meet(["", ""], counts=[2, 3]) == [line] * 2
+    line = "UserError: two ranks have the number 1 (PADDLE_TRAINER_ID)" + remedy
+    assert meet(["", "", ""], ranks=4, numbers=[0, 1, 1]) == [line] * 3
+
+
+def test_a_port_that_another_program_uses_is_named():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        first, second = meet(["", ""], hang_seconds=3, port=port)
+    line = f"UserError: rank 0 cannot listen at 127.0.0.1:{port}: Address already in use; start the ranks"
+    assert first.startswith(line)
+    line = f"rank 0 at 127.0.0.1:{port} did not connect within 3 s (Global.hang_seconds)"
+    assert second == f"LostRankError: {line}"
+
+
+TELL = """
+import os, sys
+os.environ["PADDLE_RANK_IN_NODE"] = "0"
+from plsc.cli import main
+sys.exit(main(["train", "-c", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mistake_before_the_ranks_meet_ends_those_of_other_machines(first):
+    """One machine lacks the config; the rank of the other waits with its problem, "" for none."""
+    programs = [TELL, MEET] if first else [MEET, TELL]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    streams = {"stdout": -1, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    env = {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINERS_NUM": "2", "PADDLE_LOCAL_SIZE": "1"}
+    env |= {"MASTER_PORT": None, "MASTER_ADDR": None}
+    started = [
+        start_python(
+            *("-c", program, 20, "" if program == MEET else "missing.yaml"),
+            env={**env, "PADDLE_TRAINER_ID": str(rank)},
+            **streams,
+        )
+        for rank, program in enumerate(programs)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in started]
+    fails = 0 if first else 1
+    assert said[fails] == "ERROR missing.yaml: no such config file"
+    assert said[1 - fails] == f"UserError: rank {fails}: missing.yaml: no such config file"
+    assert started[fails].returncode == 2

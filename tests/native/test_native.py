@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from plsc import native as kernels
 from plsc.native.heads.rows import unit_rows
 from tests.helpers.kernel_paths import BUILT, two_threads  # noqa: F401
+from tests.helpers.launch import ROOT
 
 
 @pytest.fixture
@@ -72,6 +74,17 @@ def test_rows_of_which_none_are_selected_have_an_address():
         return  # a copy: FLAGS_use_stride_kernel=0
     with pytest.raises(AssertionError):
         kernels.address(columns)
+
+
+@pytest.mark.skipif(not BUILT, reason="the kernels are not built")
+def test_kernels_know_the_sources_they_were_built_from(monkeypatch):
+    """If this fails, the build is old: python setup.py build_ext --inplace."""
+    folder = ROOT / "plsc/native"
+    files = [path for kind in ("cpp", "h") for path in sorted(folder.rglob(f"*.{kind}"))]
+    checksum = zlib.crc32(b"".join(path.read_bytes() for path in files))
+    assert kernels.build() == f"a build of {checksum:08x}"
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    assert kernels.build() == "none"
 
 
 @pytest.mark.skipif(not BUILT, reason="the kernels are not built")
