@@ -243,9 +243,10 @@ def _module_facts(values: Iterable[str]) -> dict[str, str]:
             continue
         installed = "/site-packages/" in file or "/dist-packages/" in file
         installed = installed or file.startswith(sysconfig.get_path("stdlib"))
-        if not installed or name.partition(".")[0] in named:
+        if name != "__mp_main__" and (not installed or name.partition(".")[0] in named):
+            what = "the script" if name == "__main__" else f"the source of {name}"
             with contextlib.suppress(OSError):  # deleted since
-                facts[f"the source of {name}"] = _digest([Path(file).read_bytes()])
+                facts[what] = _digest([Path(file).read_bytes()])
     return facts
 
 
