@@ -233,8 +233,10 @@ def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket]
                     missing.remove(hello["rank"])
                     sockets[hello["rank"]] = connection
                     problems[hello["rank"]] = hello["problem"]
-                elif not data or b"\n" in hellos[connection] or len(hellos[connection]) > _LONGEST_HELLO:
-                    selector.unregister(connection)  # another program's
+                elif not data or not _may_become_hello(hellos[connection]):
+                    if hellos[connection]:
+                        _log.warning("rank 0 refuses a connection of another program or version of plsc")
+                    selector.unregister(connection)
                     connection.close()
             if wrong or not missing:
                 break
@@ -268,6 +270,10 @@ def _why_not_of_this_launch(hello: dict, missing: set[int]) -> str:
     if hello["rank"] not in missing:
         return f"two ranks have the number {hello['rank']} (PADDLE_TRAINER_ID); {remedy}"
     return ""
+
+
+def _may_become_hello(data: bytes) -> bool:
+    return data.startswith(b"{") and b"\n" not in data and len(data) <= _LONGEST_HELLO
 
 
 def _hello_in(data: bytes) -> dict | None:

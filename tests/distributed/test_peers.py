@@ -2,11 +2,13 @@
 
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
 
-from plsc.distributed.peers import Peers
+from plsc.distributed import peers
+from plsc.distributed.peers import LostRankError, Peers
 from tests.helpers.launch import ROOT, start_python
 
 
@@ -119,6 +121,35 @@ def test_a_rank_of_another_launch_ends_all():
     assert meet(["", ""], counts=[2, 3]) == [line] * 2
     line = "UserError: two ranks have the number 1 (PADDLE_TRAINER_ID)" + remedy
     assert meet(["", "", ""], ranks=4, numbers=[0, 1, 1]) == [line] * 3
+
+
+def test_another_program_is_sent_away(monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{port}")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setattr(peers, "_met", False)  # put back at the end
+    failures = []
+
+    def first():
+        with pytest.raises(LostRankError):
+            peers.meet(3)
+        failures.append(True)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    for _ in range(100):
+        try:
+            other = socket.create_connection(("127.0.0.1", port))
+            break
+        except OSError:
+            time.sleep(0.02)
+    with other:
+        other.send(b"\x07\x00")  # as the store of a version that does not meet
+        assert other.recv(9) == b""
+    thread.join()
+    assert failures == [True]
+    assert "rank 0 refuses a connection of another program or version of plsc" in caplog.text
 
 
 def test_a_port_that_another_program_uses_is_named():
