@@ -61,8 +61,9 @@ class HeadOutput:
 class HeadStep:
     """Computes one training step of a head.
 
-    If the classes are sharded, this rank processes the samples of all ranks. Otherwise it processes its own
-    samples, and N is then the number of its own samples in all shapes except those of the arguments.
+    If the classes are sharded, this rank processes the samples of all ranks. Otherwise it processes only its
+    own samples. In this case, N is the number of its own samples, except in the shape of the argument
+    `label_N`.
 
     Args:
         spec: margin, scale, sampling and the other properties of the loss.
@@ -105,7 +106,7 @@ class HeadStep:
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self._is_over = False
-        self.num_samples = sum(self.counts)  # N, also if the classes are not sharded
+        self.num_samples = sum(self.counts)  # on all ranks, because the loss is the mean over them
         start = sum(self.counts[: distributed.rank()])
         self._own_samples = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._own_samples]
