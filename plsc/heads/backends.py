@@ -1,9 +1,9 @@
 """Compute the logits of a shard, their maxima and sums, and all gradients, with one of two backends.
 
-The docstring of softmax.py defines the symbols, the target logit and the other logits.
+softmax.py's docstring defines the symbols, the target logit and the other logits.
 
 - `PaddleBackend` uses Paddle's operators. It runs on any device and with any margin.
-- `KernelBackend` calls the compiled kernels of plsc/native/heads, once in the forward pass and once in the
+- `KernelBackend` calls the compiled kernels in plsc/native/heads, once in the forward pass and once in the
   backward pass. It is several times faster, but runs only on a CPU. It computes in float32, or in bfloat16 if
   the processor supports it. It cannot be used with a margin that changes the other logits.
 
@@ -40,10 +40,10 @@ class HeadMemory:
 
     Args:
         bank: stores the class centres.
-        drawing: draws the sampled classes of each step.
+        drawing: draws each step's sampled classes.
 
     Attributes:
-        ready: rows of the last backward pass, with their gradients. None after their update.
+        ready: the last backward pass's rows, with their gradients. None after their update.
     """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):
@@ -72,8 +72,8 @@ class TargetPositions:
 
     Attributes:
         sample_P: indices of the P samples whose class is in this shard, int64 [P], ordered by `column_P`.
-        column_P: index of each of these samples' class among the selected rows, int64 [P].
-        owned_N: 1 if the class of the sample is in this shard, otherwise 0, float32 [N], on the device.
+        column_P: index of each such sample's class among the selected rows, int64 [P].
+        owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device.
     """
 
     sample_P: np.ndarray
@@ -85,8 +85,8 @@ def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool
     """Return whether `KernelBackend` can compute a step of the head on this device.
 
     Args:
-        spec: properties of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        selection: the step's rows.
         inspected: whether the caller needs the logits themselves, which `KernelBackend` does not return.
     """
     return (
@@ -107,16 +107,16 @@ class KernelBackend:
     `forward` and `backward` take and return the same as those of `PaddleBackend`.
 
     Args:
-        spec: properties of the head.
-        memory: state of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        memory: the head's state.
+        selection: the step's rows.
         x_ND: embeddings, normalised if there is a margin, float32 [N, D].
-        scaled_ND: `x_ND` times the scale of the head, float32 [N, D].
-        positions: positions of the samples' classes.
+        scaled_ND: `x_ND` times the head's scale, float32 [N, D].
+        positions: where the samples' classes are.
 
     Attributes:
         plain_N: target cosines without margin, or target logits if there is no margin, float32 [N]. They are
-            0 if the class of the sample is in another shard.
+            0 if the sample's class is in another shard.
     """
 
     def __init__(
@@ -181,16 +181,16 @@ class PaddleBackend:
     smaller [N, D] operands of the matrix products.
 
     Args:
-        spec: properties of the head.
-        memory: state of the head. This backend does not use it.
-        selection: rows of the step.
+        spec: the head's properties.
+        memory: the head's state. This backend does not use it.
+        selection: the step's rows.
         x_ND: embeddings, normalised if there is a margin, float32 [N, D].
-        scaled_ND: `x_ND` times the scale of the head, float32 [N, D].
-        positions: positions of the samples' classes.
+        scaled_ND: `x_ND` times the head's scale, float32 [N, D].
+        positions: where the samples' classes are.
 
     Attributes:
         plain_N: target cosines without margin, or target logits if there is no margin, float32 [N]. They are
-            arbitrary if the class of the sample is in another shard.
+            arbitrary if the sample's class is in another shard.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class PaddleBackend:
         paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
 
     def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
-        """Multiply the softmax of a block by the derivatives of its logits, if a margin has changed the
+        """Multiply a block's softmax by the logits' derivatives, if a margin has changed the
         logits. Return the result [N, b J], rounded for the matrix products."""
         if slope_Nb is not None:
             softmax_Nb.multiply_(slope_Nb)
@@ -326,7 +326,7 @@ class PaddleBackend:
         Args:
             lse_N: logarithm of each sample's softmax denominator, float32 [N].
             dtarget_N: derivative of each sample's loss with respect to its `plain_N` times the scale, float32
-                [N]. It is 0 if the class of the sample is in another shard.
+                [N]. It is 0 if the sample's class is in another shard.
             x_ND: scaled embeddings times `factor`, float32 [N, D].
             factor: gradient with respect to the mean loss, divided by N, float32 scalar. Only the gradients
                 in the selection include this factor.
@@ -358,7 +358,7 @@ class PaddleBackend:
         same class are summed first.
 
         Args:
-            by_row_ND: gradient with respect to the row of each sample's class, [N, J D].
+            by_row_ND: gradient with respect to each sample's class row, [N, J D].
             by_bias_N: gradient with respect to the bias of each sample's class, [N], or None without bias.
         """
         positions = self._positions

@@ -1,11 +1,11 @@
-"""Compute logits and gradients for one block of classes, and plan the size of the blocks.
+"""Compute logits and gradients for one block of classes, and plan the block size.
 
-The docstring of softmax.py defines the symbols. The similarity of an embedding and a class is the logit
+softmax.py's docstring defines the symbols. The similarity between an embedding and a class is the logit
 divided by the scale. With a margin, it is the cosine between the embedding and the class centre. Otherwise,
 it is their inner product plus the bias. The bank does not store normalised rows, so they are normalised in
 each step.
 
-With J > 1, a row of the bank contains J sub-centres one after the other. The similarity is then that of the
+With J > 1, a bank row contains J sub-centres one after the other. The similarity is then that of the
 nearest sub-centre (Deng et al., Sub-center ArcFace, ECCV 2020).
 """
 
@@ -30,28 +30,28 @@ SMALLEST_SQUARE = 1.17549435e-38  # smallest normal float32 number, see `Vectors
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan the number of classes in a block, and whether to keep exponentials and normalised rows for the
+    """Plan how many classes a block has, and whether to keep exponentials and normalised rows for the
     backward pass. The plan is for `PaddleBackend`. The kernels have blocks of their own
     (plsc/native/heads/softmax.py).
 
     The temporary tensors must fit into the budget. Each class in a block needs three numbers per sample and
-    sub-centre (the logit, the exponential and a temporary one), and four copies of its row. If the inputs of
-    the matrix products are rounded to 16 bits, the class needs two more numbers per sample and sub-centre,
-    and two more copies of its row. If exponentials are kept, each selected class also needs an exponential
-    per sample and a normalised row. On a CPU, a block must also fit into the cache. On a GPU, large blocks
-    are faster.
+    sub-centre (the logit, the exponential and a temporary one), and four copies of its row. If the matrix
+    products' inputs are rounded to 16 bits, the class needs two more numbers per sample and sub-centre, and
+    two more copies of its row. If exponentials are kept, each selected class also needs an exponential per
+    sample and a normalised row. On a CPU, a block must also fit into the cache. On a GPU, large blocks are
+    faster.
 
     The number of classes in a block changes results by rounding only.
 
     Args:
-        num_samples: number of samples.
-        num_classes: number of selected classes.
-        width: length of a row of the bank.
-        sub_centres: number of sub-centres per class.
+        num_samples: how many samples there are.
+        num_classes: how many classes are selected.
+        width: the bank's row length.
+        sub_centres: sub-centres per class.
         budget: memory limit for the temporary tensors, in bytes.
-        dtype: dtype to which the inputs of the matrix products are rounded.
+        dtype: dtype to which the matrix products' inputs are rounded.
 
-    Returns the number of classes in a block, and whether to keep the exponentials.
+    Returns how many classes a block has, and whether to keep the exponentials.
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
@@ -68,9 +68,9 @@ def logits_dtype(spec: HeadSpec, dtype: str) -> str:
     """Return the dtype in which embeddings are multiplied by centres.
 
     `dtype` is the dtype of the two matrix products in the backward pass. The result is `dtype`, except that
-    on a device with a margin it is float16 instead of bfloat16. The reason is that a GPU also rounds the
-    result of a product. In bfloat16, a logit near 50 has an error of up to 0.125, which causes an error of
-    1.5 to 1.9 % in the gradient with respect to the embeddings. The rounding error of float16 is an eighth as
+    on a device with a margin it is float16 instead of bfloat16. The reason is that a GPU also rounds a
+    product's result. In bfloat16, a logit near 50 has an error up to 0.125, and the gradient with respect to
+    the embeddings then has an error between 1.5 and 1.9 %. In float16, rounding errors are an eighth as
     large. With a margin, logits are scaled cosines, which do not exceed the range of float16.
     """
     return "float16" if dtype == "bfloat16" and spec.margin is not None and on_device() else dtype
@@ -106,7 +106,7 @@ class Vectors:
     Compiled kernels and Paddle's operators follow the same rules. If the squared norm of a vector is below
     the smallest normal float32 number (norm below 1.1e-19), the result and the gradient are zero. If the
     squared norm overflows (norm above 1.8e19), the result is NaN, and the step is skipped. Paddle's operators
-    add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the norm of the result is therefore 1 -
+    add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the result's norm is therefore 1 -
     1e-6.
 
     Args:
@@ -167,14 +167,14 @@ class Vectors:
 
 
 class Block:
-    """Computes the similarities of samples and a block of classes, and the gradients.
+    """Computes the similarities between samples and a block's classes, and the gradients.
 
     Args:
-        spec: properties of the head.
-        selection: rows of the step.
-        start: first row of the block.
+        spec: the head's properties.
+        selection: the step's rows.
+        start: the block's first row.
         stop: row after the last row of the block.
-        dtype: dtype to which the inputs of the matrix products are rounded (but see `logits_dtype`).
+        dtype: dtype to which the matrix products' inputs are rounded (but see `logits_dtype`).
 
     Attributes:
         centres: the block's centres, normalised if there is a margin.
@@ -195,11 +195,11 @@ class Block:
         self._logits_dtype = logits_dtype(spec, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compute the similarities of samples and the classes of the block, times the scale of the samples.
+        """Compute the similarities between samples and the block's classes, times the scale of the samples.
 
         Args:
-            x_ND: embeddings [N, D], rounded to `logits_dtype`. If they are multiplied by the scale of the
-                head, the results are logits.
+            x_ND: embeddings [N, D], rounded to `logits_dtype`. If they include the head's scale, the results
+                are logits.
 
         Returns two tensors: the similarities [N, b], and a tensor [N, b, J] that is 1 for the nearest
         sub-centre and 0 for the others. The second is None for J = 1.
@@ -216,8 +216,8 @@ class Block:
         return logit, None
 
     def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> paddle.Tensor:
-        """Convert a weight per class to a weight per sub-centre, and round the weights to the dtype of the
-        block. The nearest sub-centre gets the weight, and the others get 0.
+        """Convert a weight per class to a weight per sub-centre, and round the weights to the block's
+        dtype. The nearest sub-centre gets the weight, and the others get 0.
 
         Args:
             weight_Nb: weights [N, b], see `gradient`.
@@ -232,7 +232,7 @@ class Block:
     def gradient(
         self, weight_Nb: paddle.Tensor, share_N1: paddle.Tensor, x_ND: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the gradients with respect to the embeddings and to the rows of the block.
+        """Compute the gradients with respect to the embeddings and to the block's rows.
 
         The derivative of a sample's loss with respect to a logit is `share_N1` times `weight_Nb`.
 
@@ -243,7 +243,7 @@ class Block:
                 scale and by the factor 1 / N of the mean.
 
         Returns two gradients: the block's part of the gradient with respect to the embeddings [N, D], and the
-        gradient with respect to the block's rows of the bank [b, J D]. The first is without the scale and the
+        gradient with respect to the block's bank rows [b, J D]. The first is without the scale and the
         factor 1 / N. The second includes the factors that `x_ND` includes.
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
@@ -252,13 +252,13 @@ class Block:
 
 
 class TargetRows:
-    """Computes the similarity of each sample and its class, and the gradients.
+    """Computes the similarity between each sample and its class, and the gradients.
 
     Args:
-        spec: properties of the head.
-        selection: rows of the step.
+        spec: the head's properties.
+        selection: the step's rows.
         x_ND: embeddings, float32 [N, D], normalised if there is a margin.
-        column_N: index of each sample's class among the selected rows, int64 [N].
+        column_N: each sample's class, as an index among the selected rows, int64 [N].
 
     Attributes:
         column_N: the argument of this name.
@@ -283,15 +283,15 @@ class TargetRows:
             self.plain_N = self.plain_N + selection.gather("bias", column_N)
 
     def gradient(self, dtarget_N: paddle.Tensor, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the gradients with respect to the embeddings and to the rows of the samples' classes.
+        """Compute the gradients with respect to the embeddings and to the samples' class rows.
 
         Args:
             dtarget_N: derivative of each sample's loss with respect to its target logit without margin,
                 float32 [N].
             x_ND: embeddings, float32 [N, D], with the same factors as in `Block.gradient`.
 
-        Returns two gradients: with respect to the embeddings [N, D], and with respect to the row of each
-        sample's class [N, J D]. They include the same factors as the results of `Block.gradient`.
+        Returns two gradients: with respect to the embeddings [N, D], and with respect to each sample's class
+        row [N, J D]. They include the same factors as the results of `Block.gradient`.
         """
         weight_N1 = dtarget_N.unsqueeze(1)
         if self._nearest_NJ1 is None:

@@ -1,11 +1,11 @@
 """Apply margins to the target cosines, and compute exact derivatives.
 
 The target cosine of a sample is the cosine between its embedding and the centre of its class. theta is the
-angle between the two, in radians. N is the number of samples that this rank processes, and b is the number of
-classes in a block.
+angle between the two, in radians. N is the number of samples that this rank processes, and b is how many
+classes a block has.
 
-The head calls a margin with the target cosines and with the norms of the embeddings. If the classes are
-sharded, N counts the samples of all ranks. If the class of a sample is in another shard, its cosine is
+The head calls a margin with the target cosines and with the embeddings' norms. If the classes are
+sharded, N counts all ranks' samples. If a sample's class is in another shard, its cosine is
 arbitrary, and the head ignores the result for this sample.
 
 The margin returns the new target cosines and their derivatives. In the names of attributes, a derivative is
@@ -37,7 +37,7 @@ class Target:
     Attributes:
         cosine: new target cosines, float32 [N].
         slope: derivative of each new cosine with respect to the old cosine, float32 [N].
-        norm_slope: derivative of each new cosine with respect to the norm of the embedding, float32 [N]. None
+        norm_slope: derivative of each new cosine with respect to the embedding's norm, float32 [N]. None
             if no gradient flows through the norms.
     """
 
@@ -53,11 +53,11 @@ class Margin(ABC):
     others(cos_Nb, plain_N1, target_N1): changes the cosines with other classes. `cos_Nb` contains the cosines
         between the samples and a block of classes [N, b]. `plain_N1` and `target_N1` are each sample's target
         cosine without and with margin, [N, 1]. The method returns the new cosines [N, b], and their
-        derivatives with respect to the old cosines [N, b]. The block may contain the class of a sample. Its
+        derivatives with respect to the old cosines [N, b]. The block may contain a sample's class. Its
         cosine in `cos_Nb` is then near -1e30, and the new cosine must also be far below all others. `others`
         needs one more collective, and more computations with all logits.
-    penalty(norm_N): computes a term that is added to each sample's loss. `norm_N` contains the norms of the
-        embeddings [N]. The method returns the term [N] and its derivative with respect to the norm [N].
+    penalty(norm_N): computes a term that is added to each sample's loss. `norm_N` contains the embeddings'
+    norms [N]. The method returns the term [N] and its derivative with respect to the norm [N].
     """
 
     others: Callable[..., tuple[paddle.Tensor, paddle.Tensor]] | None = None
@@ -72,7 +72,7 @@ class Margin(ABC):
 
         Args:
             cos_N: target cosines, float32 [N], in [-1, 1].
-            norm_N: norms of the embeddings, float32 [N].
+            norm_N: the embeddings' norms, float32 [N].
 
         Returns a Target, or the new cosines alone, float32 [N]. In the second case, autograd computes the
         derivatives.
@@ -101,7 +101,7 @@ def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) ->
     Args:
         margin: margin to call.
         cos_N: target cosines, float32 [N].
-        norm_N: norms of the embeddings, float32 [N].
+        norm_N: the embeddings' norms, float32 [N].
 
     Raises UserError if the result is neither a Target nor cosines, or if autograd cannot differentiate the
     new cosines.

@@ -1,15 +1,15 @@
 """Run the forward and backward pass of the softmax head for one training step.
 
-The docstring of softmax.py explains the method, and defines the symbols (N, D, ...) and the target logit.
+softmax.py's docstring explains the method, and defines the symbols (N, D, ...) and the target logit.
 
 The forward pass has these steps:
 
-1. Select the classes of the step, and find each sample's class among them.
-2. Gather the embeddings of all ranks.
+1. Select the step's classes, and find each sample's class among them.
+2. Gather all ranks' embeddings.
 3. Let a backend (backends.py) compute the target logits.
 4. Let the margin change the target logits.
 5. Let the backend compute the maximum and the sum of exponentials over the other logits.
-6. Combine the results of all ranks into the losses.
+6. Combine all ranks' results into the losses.
 
 The backward pass gives the derivatives of the loss to the backend. The backend returns the gradient with
 respect to the embeddings, and stores the gradient with respect to the centres in the selection.
@@ -37,7 +37,7 @@ from plsc.heads.spec import HeadSpec
 
 @dataclass
 class HeadOutput:
-    """The result of one call of the head.
+    """What one call to the head returns.
 
     Attributes:
         loss: mean loss over all ranks' N samples, scalar, the same on every rank. Call backward() on
@@ -47,8 +47,8 @@ class HeadOutput:
             a hit.
         losses_B: each sample's loss on this rank, float32 [B].
         correct_B: whether each sample on this rank is a hit, bool [B].
-        selection: the rows of this rank's shard that took part. After the backward pass, it also contains the
-            gradients of these rows.
+        selection: the rows in this rank's shard that took part. After the backward pass, it also contains
+            these rows' gradients.
     """
 
     loss: paddle.Tensor
@@ -61,30 +61,30 @@ class HeadOutput:
 class HeadStep:
     """Computes one training step of a head.
 
-    If the classes are sharded, this rank processes the samples of all ranks. Otherwise it processes only its
+    If the classes are sharded, this rank processes all ranks' samples. Otherwise it processes only its
     own samples. In this case, N is the number of its own samples, except in the shape of the argument
     `label_N`.
 
     Args:
-        spec: margin, scale, sampling and the other properties of the loss.
+        spec: margin, scale, sampling and the loss's other properties.
         memory: state that the head keeps between its steps.
         emb_BD: this rank's embeddings, float [B, D].
         label_N: all ranks' labels, int64 [N], in host memory.
-        number: number of the training step, which decides which classes are sampled. None inspects the head:
-            all classes take part, and the statistics of the margin stay unchanged.
-        counts: number of samples on each rank.
+        number: training step number, which decides which classes are sampled. None inspects the head:
+            all classes take part, and the margin's statistics stay unchanged.
+        counts: each rank's sample count.
 
     Attributes that `forward` sets for `backward`:
-        selection: the rows of this rank's shard that take part.
+        selection: the rows in this rank's shard that take part.
         vectors: the gathered embeddings [N, D], scaled to norm 1 if there is a margin.
         scaled_ND: the values of `vectors` times the scale.
         plain_N: each sample's target cosine without margin. Without a margin, it is the target logit. It is 0
             if the sample's class is in another shard.
         targets: the target cosines with margin, and their derivatives with respect to `plain_N` and to the
-            norms of the embeddings. All are 0 if the sample's class is in another shard.
+            embeddings' norms. All are 0 if the sample's class is in another shard.
         backend: backend that computes the logits.
         lse_N: logarithm of each sample's softmax denominator.
-        rest_N: 1 - p for each sample, where p is the probability of the sample's class.
+        rest_N: 1 - p for each sample, where p is the probability for the sample's class.
         penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
             has no penalty.
     """
@@ -118,8 +118,8 @@ class HeadStep:
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Return a per-sample tensor of all ranks' samples.
 
-        The statistics of a margin are computed from the result, so that they are the same on every rank. If
-        the classes are sharded, `x_N` already contains the samples of all ranks.
+        A margin's statistics are computed from the result, so that they are the same on every rank. If
+        the classes are sharded, `x_N` already contains all ranks' samples.
 
         Collectives: one all_gather if the classes are not sharded.
         """
@@ -158,8 +158,8 @@ class HeadStep:
         )
 
     def _select_classes(self) -> TargetPositions:
-        """Select the classes of the step, and find each sample's class among them. With sampling, also start
-        reading the rows of the next step's classes."""
+        """Select the step's classes, and find each sample's class among them. With sampling, also start
+        reading the rows for the next step's classes."""
         bank = self.memory.bank
         shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
@@ -196,7 +196,7 @@ class HeadStep:
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Give every rank the target cosines of all N samples.
+        """Give every rank the target cosines for all N samples.
 
         Returns the target cosines without and with margin, each [N, 1], or None if the margin does not change
         the other logits.
@@ -239,7 +239,7 @@ class HeadStep:
         """Compute the losses from the results of `_reduce_maxima`.
 
         Returns four tensors [N]: each sample's loss without the margin's penalty, whether the sample is a
-        hit, the logarithm of the softmax denominator, and 1 - p, where p is the probability of the sample's
+        hit, the logarithm of the softmax denominator, and 1 - p, where p is the probability for the sample's
         class.
 
         Collectives: one all_reduce SUM of [3, N].
@@ -287,7 +287,7 @@ class HeadStep:
 
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
-        """Give the margin the statistics that it had in the forward pass of this step. Another step may have
+        """Give the margin the statistics that it had in this step's forward pass. Another step may have
         changed them since then, but a logit that is computed again must have the same value."""
         if not self.margin:
             yield
@@ -305,7 +305,7 @@ class HeadStep:
 
         Args:
             grad_BD: gradient with respect to the scaled embeddings [B, D]. If the target cosines depend on
-                the norms of the embeddings, it has one more column, the gradient with respect to the norms.
+                the embeddings' norms, it has one more column, the gradient with respect to the norms.
             factor: gradient with respect to the loss divided by N, scalar.
         """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())

@@ -1,23 +1,23 @@
 """Store the class centres of a shard with the state of their optimizer, and update them.
 
-A shard is the range of classes whose centres one rank stores. These letters are used as shapes and as
-suffixes of names:
+A shard is the range of classes whose centres one rank stores. These letters are counts. Shapes and suffixes
+in names consist of them:
 
-    S  number of classes in the shard
-    K  number of classes that are selected for the step (K = S without sampling)
+    S  classes in the shard
+    K  classes that are selected for the step (K = S without sampling)
     D  embedding size
-    b  number of rows in a block (the rows that the head processes at a time)
+    b  rows in a block (the rows that the head processes at a time)
 
 A bank stores a row for each of the S classes. `bank.select(index)` returns the K rows of one step as a
 `Selection`. The selection gives access to the values of these rows, and stores their gradients. It updates
-the rows with the optimizer of the bank, which is called its rule (plsc/heads/optimizer.py).
+the rows with the bank's optimizer, which is called its rule (plsc/heads/optimizer.py).
 
 - `DeviceBank` stores the rows in the memory of the device that computes.
 - `HostBank` stores the rows in host memory, where more rows fit.
 - `OffloadedBank` (offloaded.py) stores the rows on the disk, or in host memory as bfloat16.
 
-`HostBank` and `OffloadedBank` copy the selected rows to the device, and the gradients of these rows back to
-the host. The initial value of a row depends only on the seed and the row. Runs on any number of ranks
+`HostBank` and `OffloadedBank` copy the selected rows to the device, and these rows' gradients back to
+the host. A row's initial value depends only on the seed and the row. Runs on any number of ranks
 therefore start from the same centres.
 """
 
@@ -49,10 +49,10 @@ def build_bank(
     Args:
         kind: "device", "host" or "disk".
         dtype: "float32" or "bfloat16". With the kind "device", it must be "float32".
-        folder: folder for the file of the bank. Only the kind "disk" uses it.
-        shard: classes of this rank.
-        width: length of a row.
-        std: standard deviation of the initial centres.
+        folder: folder for the bank's file. Only the kind "disk" uses it.
+        shard: this rank's classes.
+        width: row length.
+        std: the initial centres' standard deviation.
         seed: seed for the initial centres and for the rounding to bfloat16.
         options: `bias` and `rule`, which are passed to `Bank`.
 

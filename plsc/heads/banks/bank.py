@@ -32,13 +32,13 @@ def initial_blocks(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Draw rows [start, stop) of the class matrix in blocks of at most INIT_ROWS rows.
 
-    The values of a row do not depend on how the classes are divided among the ranks.
+    A row's values do not depend on how the classes are divided among the ranks.
 
     Args:
         seed: seed for the class matrix.
         start: first row.
         stop: row after the last one.
-        width: length of a row.
+        width: row length.
         std: standard deviation of the elements. Their mean is 0.
 
     Yields two values for each block: the number of its first row minus `start`, and its rows, float32
@@ -65,8 +65,8 @@ class StateRows:
 
     Args:
         read: takes a slice with a start and a stop, and returns the rows.
-        dtype: dtype of the rows. bfloat16 rows have the dtype uint16 and contain the bits of the numbers.
-        shape: shape of the array.
+        dtype: the rows' dtype. bfloat16 rows have the dtype uint16 and contain the bits of the numbers.
+        shape: the array's shape.
 
     Attributes:
         code: "BF16" if the rows are bfloat16, otherwise None. A checkpoint's file contains this name.
@@ -89,22 +89,22 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Stores the arrays of a shard: the centres [S, width], optionally a bias [S], and the optimizer's state.
+    """Stores a shard's arrays: the centres [S, width], optionally a bias [S], and the optimizer's state.
 
     A moment is a state array of the optimizer, such as "momentum". Each of the values (centres and bias) has
     its moments, with the same shape.
 
     Args:
-        shard: classes of this rank.
-        width: length of a row of the centres.
+        shard: this rank's classes.
+        width: row length of the centres.
         bias: whether each class has a bias.
-        rule: optimizer of the rows.
+        rule: the rows' optimizer.
 
     Attributes:
         names: names of the values: "centres", and "bias" if there is one.
-        shapes: shape of each array by name. It contains both values and moments.
-        updates: number of updates since the initial values.
-        version: number of changes to the arrays. A `Selection` compares this number to detect a change.
+        shapes: each array's shape by name. It contains both values and moments.
+        updates: how many updates followed the initial values.
+        version: how often the arrays have changed. A `Selection` compares this number to detect a change.
         spare_gradients: memory by name that earlier steps used for gradients, and that later steps use again.
             Allocating new memory takes longer than computing the gradients.
     """
@@ -140,14 +140,14 @@ class Bank(ABC):
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update rows of arrays or CPU tensors with the compiled kernel of the bank's rule.
+        """Update rows of arrays or CPU tensors with the rule's compiled kernel.
 
         Args:
-            name: name of the value, "centres" or "bias".
+            name: the value's name, "centres" or "bias".
             arrays: values and moments by name.
             index_K: row numbers, int64 [K]. None selects all rows.
             grad: gradient with respect to these rows, [K, width] or [K].
-            update: the learning rate and the other numbers of this update.
+            update: the learning rate and this update's other numbers.
         """
         value, *moments = (arrays[each] for each in self.arrays_of(name))
         numbers = self.rule.kernel_numbers(name, update)
@@ -160,8 +160,7 @@ class Bank(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
-        """Return all arrays by name, for a checkpoint. The first axis of each array is the classes of the
-        shard.
+        """Return all arrays by name, for a checkpoint. The first axis of each array is the shard's classes.
 
         Arrays in host memory are views and not copies. The next update changes them.
         """
@@ -169,7 +168,7 @@ class Bank(ABC):
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows that begin at `start` with `rows`.
 
-        The rows may come from `state()` of any kind of bank, with another shard. The arrays of a new bank
+        The rows may come from `state()` of any kind of bank, with another shard. A new bank's arrays
         contain zeros. Arrays that `rows` does not contain are therefore initialised, too.
 
         Args:
@@ -187,7 +186,7 @@ class Selection(ABC):
     """Represents the K rows of a bank that take part in one step. Stores their gradients, and updates the
     rows.
 
-    The rows of a selection are numbered from 0 to K - 1. A bank does not refer to its selections, so several
+    A selection's rows are numbered from 0 to K - 1. A bank does not refer to its selections, so several
     steps may have a selection at the same time. The bank changes when a selection updates its rows, and when
     `load_rows` is called. After such a change, selections that were made before raise an error instead of
     an update, because their gradients were computed from the old rows.
@@ -217,7 +216,7 @@ class Selection(ABC):
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Start to read the rows of the next step while this step runs.
+        """Start to read the next step's rows while this step runs.
 
         `HeadStep._select_classes` calls this method in each step that samples classes. Only the selections of
         an `OffloadedBank` override it.
@@ -254,7 +253,7 @@ class Selection(ABC):
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Set the gradient with respect to rows [start, stop) of the value `name`.
 
-        The gradients of all rows must be set before `update`. If `grad` is for all rows, `grad` itself is
+        All rows' gradients must be set before `update`. If `grad` is for all rows, `grad` itself is
         stored and not a copy.
         """
         if stop - start == self.count:
@@ -279,7 +278,7 @@ class Selection(ABC):
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Return the gradients by name, [K, width] and [K]. The result is empty before the backward pass.
 
-        After `update`, a later step may overwrite the memory of the gradients. Copy a gradient that you need
+        After `update`, a later step may overwrite the gradients' memory. Copy a gradient that you need
         longer.
         """
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
@@ -314,8 +313,8 @@ class Selection(ABC):
 
         Args:
             lr: learning rate.
-            step: number of the training step. It determines the random numbers for stochastic rounding.
-            norms: norm of the selected centres and norm of their gradient, over all ranks (see `squares`).
+            step: training step number. It determines the random numbers for stochastic rounding.
+            norms: norms for the selected centres and their gradient, over all ranks (see `squares`).
                 Only a rule with `needs_norms` uses them.
 
         Raises UserError if the bank has changed since the rows were selected.
@@ -330,7 +329,7 @@ class Selection(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def free(self) -> None:
-        """End the step, and return the memory of its gradients to the bank for a later step. Call this method
+        """End the step, and return its gradients' memory to the bank for a later step. Call this method
         once."""
         self._version = None
         for name in self._lent:

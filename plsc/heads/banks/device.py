@@ -43,7 +43,7 @@ class DeviceBank(Bank):
 
 
 class DeviceSelection(Selection):
-    """Represents rows of the bank's tensors. With sampling, the selected rows are copied once in a step."""
+    """Represents rows in the bank's tensors. With sampling, the selected rows are copied once in a step."""
 
     bank: DeviceBank
 

@@ -41,7 +41,7 @@ class MemorySelection(Selection):
         bank: bank that the selection belongs to.
         index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
         arrays: arrays that contain the rows, by name, float32.
-        slots_K: positions of the selected rows in these arrays, int64 [K]. None selects all rows.
+        slots_K: where the selected rows are in these arrays, int64 [K]. None selects all rows.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ def update_arrays(
     Args:
         bank: bank whose rule is applied.
         arrays: values and moments by name, float32.
-        slots_K: positions of the rows in these arrays, int64 [K]. None selects all rows.
-        gradients: gradients of the rows, by the name of the value.
-        update: the learning rate and the other numbers of this update.
+        slots_K: where the rows are in these arrays, int64 [K]. None selects all rows.
+        gradients: the rows' gradients, by the value's name.
+        update: the learning rate and this update's other numbers.
     """
     for name, grad in gradients.items():
         if bank.rule.kernel and kernels.library():

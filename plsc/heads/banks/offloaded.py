@@ -2,7 +2,7 @@
 
 The storage is the file on the disk or the array in memory that contains all rows of the shard.
 
-With sampling, the rows of a step are in a buffer, in float32. The random draw of the next step's classes is
+With sampling, a step's rows are in a buffer, in float32. The random draw of the next step's classes is
 known in advance (sampling.py). While the backbone runs, a thread reads the rows of these classes from the
 storage into a second buffer. After the update, the thread writes the updated rows to the storage. It performs
 its jobs in the order in which they are queued. A row that takes part in two consecutive steps is read from
@@ -83,14 +83,14 @@ class _Buffer:
 
 
 class OffloadedBank(Bank):
-    """Stores all rows in a storage. Copies the rows of a step to a buffer, and updates them there.
+    """Stores all rows in a storage. Copies a step's rows to a buffer, and updates them there.
 
     Args:
-        shard: classes of this rank.
-        width: length of a row of the centres.
-        dtype: dtype of the storage, "float32" or "bfloat16".
-        folder: folder for the file of the storage. None stores the rows in memory.
-        std: standard deviation of the initial centres.
+        shard: this rank's classes.
+        width: row length of the centres.
+        dtype: the storage's dtype, "float32" or "bfloat16".
+        folder: folder for the storage's file. None stores the rows in memory.
+        std: the initial centres' standard deviation.
         seed: seed for the initial centres and for stochastic rounding.
         options: `bias` and `rule`, which are passed to `Bank`.
     """
@@ -123,7 +123,7 @@ class OffloadedBank(Bank):
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
         self._is_stored = np.zeros(shard.size, bool)
         self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
-        self._ahead = _Buffer(self.shapes)  # buffer for the rows of the next step
+        self._ahead = _Buffer(self.shapes)  # buffer for the next step's rows
         self._spare: list[_Buffer] = []  # buffers of steps that have ended
         self._thread = ThreadPoolExecutor(1, "bank")
         self._jobs: list[Future] = []
@@ -134,7 +134,7 @@ class OffloadedBank(Bank):
         Args:
             rows: row numbers, int64 [k].
             buffer: buffer to write to.
-            slots: slot of each row, int64 [k].
+            slots: each row's slot, int64 [k].
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -149,8 +149,8 @@ class OffloadedBank(Bank):
         Args:
             rows: row numbers, int64 [k].
             buffer: buffer to read from.
-            slots: slot of each row, int64 [k].
-            step: number of the training step.
+            slots: each row's slot, int64 [k].
+            step: training step number.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -161,7 +161,7 @@ class OffloadedBank(Bank):
             self._is_stored[rows[part]] = True
 
     def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
-        """Read rows from the storage, with the columns of all arrays.
+        """Read rows from the storage, with all arrays' columns.
 
         If a row was never written, its centre is drawn, and its other numbers are 0.
 
@@ -170,7 +170,7 @@ class OffloadedBank(Bank):
             centres: whether to draw the centres of rows that were never written. If False, these centres are
                 0.
 
-        Returns the rows in the dtype of the storage, [k, columns].
+        Returns the rows in the storage's dtype, [k, columns].
         """
         is_stored = self._is_stored[rows]
         if is_stored.all():
@@ -184,7 +184,7 @@ class OffloadedBank(Bank):
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
-        """Convert float32 numbers to the dtype of the storage."""
+        """Convert float32 numbers to the storage's dtype."""
         return numbers if self._dtype == np.float32 else bfloat16.nearest(numbers)
 
     def _queue(self, work: Callable, *args) -> None:
@@ -206,15 +206,15 @@ class OffloadedBank(Bank):
         return buffer
 
     def take_buffer(self, buffer: _Buffer) -> None:
-        """Take back the buffer of a step that has ended."""
+        """Take back the buffer from a step that has ended."""
         self._spare.append(buffer)
 
     def read_ahead(self, draw: Callable, current: np.ndarray) -> None:
-        """Queue a job that reads the rows of the next step, except those that the current step will update.
+        """Queue a job that reads the next step's rows, except those that the current step will update.
 
         Args:
             draw: returns the numbers of the rows that are drawn for the next step, see `Selection.prefetch`.
-            current: row numbers of the current step, int64 [K].
+            current: the current step's row numbers, int64 [K].
         """
         self._queue(self._read_drawn, draw, current, self._ahead)
 
@@ -226,14 +226,14 @@ class OffloadedBank(Bank):
         self.load(buffer.rows[buffer.loaded], buffer, np.flatnonzero(buffer.loaded))
 
     def take_updated(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Queue two jobs after the update of a step. The first writes the updated rows to the storage. The
+        """Queue two jobs after a step's update. The first writes the updated rows to the storage. The
         second reads those of them that the next step also needs.
 
         Args:
-            rows: numbers of the updated rows, int64 [K].
+            rows: the updated rows' numbers, int64 [K].
             buffer: buffer of the step that has updated the rows.
-            slots: slot of each row in this buffer, int64 [K].
-            step: number of the training step.
+            slots: each row's slot in this buffer, int64 [K].
+            step: training step number.
         """
         self._queue(self.store, rows, buffer, slots, step)
         self._queue(self._read_updated, rows, self._ahead)
@@ -244,7 +244,7 @@ class OffloadedBank(Bank):
         Args:
             rows: row numbers of the step that has just been updated. If `_read_drawn` skipped rows because of
                 another step, all rows in `buffer` are forgotten.
-            buffer: buffer for the rows of the next step.
+            buffer: buffer for the next step's rows.
         """
         if buffer.without is not rows:
             buffer.forget()  # the update may have changed rows that were not skipped
@@ -293,10 +293,10 @@ class OffloadedBank(Bank):
         }
 
     def read(self, name: str, rows: slice | np.ndarray) -> np.ndarray:
-        """Read rows of one array from the storage, in the dtype of the storage.
+        """Read rows of one array from the storage, in the storage's dtype.
 
         Args:
-            name: name of the array.
+            name: the array's name.
             rows: a slice with a start and a stop, or row numbers, int64 [k].
         """
         self._wait()
@@ -315,7 +315,7 @@ class OffloadedBank(Bank):
 
 
 class BufferedSelection(MemorySelection):
-    """Represents the rows of a step that are in a buffer."""
+    """Represents a step's rows in a buffer."""
 
     bank: OffloadedBank
 
@@ -336,7 +336,7 @@ class BufferedSelection(MemorySelection):
 
 
 class StoredSelection(Selection):
-    """Represents all rows of the bank. Reads rows from the storage whenever they are needed."""
+    """Represents all bank rows. Reads rows from the storage whenever they are needed."""
 
     bank: OffloadedBank
 

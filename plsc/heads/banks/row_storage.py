@@ -25,8 +25,8 @@ class FileRowStorage:
     Args:
         folder: folder for the file. It is created if it does not exist.
         count: number of rows.
-        width: length of a row.
-        dtype: dtype of the rows.
+        width: row length.
+        dtype: the rows' dtype.
 
     The constructor reserves disk space for all rows. It raises UserError if there is too little space, or if
     the folder cannot be written to. Reading or writing rows raises UserError if the disk fails.

@@ -21,7 +21,7 @@ from plsc.distributed import paddle_internals
 def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
     """Return a new float32 tensor with arbitrary values, for numbers that every step reads or writes.
 
-    On a CPU, the tensor gets memory pages of 2 MB if the system supports such pages. With small pages, the
+    On a CPU, the tensor gets 2 MB memory pages if the system supports such pages. With small pages, the
     processor spends 5 % of the head's time on looking up pages. Linux must be asked for large pages before
     the memory is written. numpy does the same for its arrays.
     """
@@ -39,7 +39,7 @@ def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor
     """Return rows [start, stop) of a tensor as a tensor that shares the memory of these rows.
 
     A compiled kernel on a CPU may write to the result. Other code may only read the result, and must call
-    `write_rows` to change rows (see the docstring of this module).
+    `write_rows` to change rows (see this module's docstring).
     """
     if (start, stop) == (0, len(tensor)):
         return tensor
@@ -50,7 +50,7 @@ def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
     """Overwrite the rows of a tensor that begin at `start` with `rows`.
 
     If `rows` already is a view of exactly these rows, the function does nothing. A plain assignment to
-    `tensor[start:stop]` might be lost (see the docstring of this module).
+    `tensor[start:stop]` might be lost (see this module's docstring).
     """
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():
@@ -58,7 +58,7 @@ def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
 
 
 class _Exporter:
-    """Gives numpy access to the memory of a CPU tensor through the DLPack protocol. Tensors of Paddle 2.6
+    """Gives numpy access to a CPU tensor's memory through the DLPack protocol. Tensors of Paddle 2.6
     do not support this protocol themselves."""
 
     def __init__(self, tensor: paddle.Tensor):
@@ -72,7 +72,7 @@ class _Exporter:
 
 
 def host_view(tensor: paddle.Tensor) -> np.ndarray:
-    """Return a numpy view of the memory of a CPU tensor, or a copy of any other tensor.
+    """Return a numpy view of a CPU tensor's memory, or a copy of any other tensor.
 
     Kernels may write to the view. With numpy 1, the view is read-only for Python.
     """
