@@ -42,11 +42,11 @@ def test_overrides_win_over_a_config_too():
     )
 
 
-def test_a_batch_of_more_samples_than_there_are_is_refusal(tmp_path):
+def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
     wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
     line = (
-        "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples of a step are more "
-        "than the 115 of an epoch; lower it"
+        "-o DataLoader.Train.batch_size=116: DataLoader.Train.batch_size: 116 samples per step are more "
+        "than the 115 per epoch; lower it"
     )
     assert refusal(wide.train) == refusal(wide.dry_run) == line
     entry(tmp_path, "DataLoader.Train.batch_size=115").dry_run()
@@ -57,12 +57,12 @@ def test_a_batch_of_more_samples_than_there_are_is_refusal(tmp_path):
     [
         (
             "batch_size=58",
-            "batch_size: 58 x 2 ranks: 116 samples of a step are more than the 115 of an epoch",
+            "batch_size: 58 x 2 ranks: 116 samples per step are more than the 115 per epoch",
         ),
-        ("global_batch=120", "global_batch: 120 samples of a step are more than the 115 of an epoch; lower "),
+        ("global_batch=120", "global_batch: 120 samples per step are more than the 115 per epoch; lower "),
     ],
 )
-def test_ranks_and_batches_that_the_data_cannot_fill_are_refusal(override, line):
+def test_ranks_and_batches_that_the_data_cannot_fill_are_refused(override, line):
     section = load(TINY, [f"DataLoader.Train.{override}"]).DataLoader
     said = refusal(build_loader, section, build_dataset(section, 0), 0, 0, 2)
     assert said.startswith(f"DataLoader.Train.{line}")
@@ -90,7 +90,7 @@ def test_mistakes_that_only_the_data_show_are_reported_at_once(tmp_path):
     )
     for lines in (lines_of(wrong.train), lines_of(wrong.dry_run)):
         assert [line[:3] for line in lines] == ["-o "] * 4
-        assert "batch_size: 116 samples of a step are more than the 115 of an epoch; lower it" in lines[0]
+        assert "batch_size: 116 samples per step are more than the 115 per epoch; lower it" in lines[0]
         assert "Eval.dataset: its samples have shape" in lines[1]
         assert "999 classes, but the head was trained on" in lines[2]
         assert "Optimizer.freeze" in lines[3]
@@ -103,7 +103,7 @@ def test_mistakes_in_a_list_of_sets_are_reported_at_once(tmp_path):
     assert len(lines) == 2 and lines[0].partition("empty")[2] == lines[1].partition("empty")[2]
 
 
-def test_a_checkpoint_that_training_would_not_read_is_refusal(tmp_path):
+def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
     line = refusal(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
     assert line == (
         "-o Global.checkpoint=old/step-00000008: Global.checkpoint: a new training would not read "

@@ -146,7 +146,7 @@ def test_a_head_that_the_checkpoint_has_not(run):
         ),
         (
             "{name: tests.test_fashion_mnist:Eleven}",
-            "its images are of 11 classes, but the head was trained on 10; give images of the trained ",
+            "its images have 11 classes, but the head was trained on 10; give images of the trained ",
         ),
     ],
 )

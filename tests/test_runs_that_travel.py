@@ -78,7 +78,7 @@ def test_only_what_needs_data_and_classes_asks_for_them(home):
     run = Entry(moved / "out", ["Export.formats=[paddle]"])
     assert np.array_equal(run.predict(PIXELS)[0], expected)
     assert run.export()["files"]
-    assert "DataLoader.Eval.dataset.folder: 'people' is no folder" in refusal(run.evaluate)
+    assert "DataLoader.Eval.dataset.folder: 'people' is not a folder" in refusal(run.evaluate)
     again = Entry(moved / "out", ["Global.resume=true", "DataLoader.Eval.dataset=null"])
     assert "cannot import travelling: " in refusal(again.train)
 

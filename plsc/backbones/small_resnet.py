@@ -57,7 +57,8 @@ class SmallResNet(nn.Layer):
         super().__init__()
         if len(blocks) != len(widths):
             raise UserError(
-                f"must have one number per stage, {len(widths)} as Model.widths has (got {list(blocks)})",
+                f"must have one number per stage, like Model.widths with its {len(widths)} (got "
+                f"{list(blocks)})",
                 key="Model.blocks",
             )
         channels, height, width = image_shape

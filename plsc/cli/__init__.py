@@ -87,7 +87,7 @@ def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
     if "" in arguments:
         raise UserError("an argument is empty; is a shell variable not set?")
     if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding
-        raise UserError("Python takes no names of files in UTF-8 here; set PYTHONUTF8=1")
+        raise UserError("Python cannot use UTF-8 in file names here; set PYTHONUTF8=1")
     with reading("the current folder", missing="was deleted; change into another"):
         os.getcwd()
     module, _, function = verb.module.partition(":")

@@ -92,8 +92,8 @@ class GlobalCfg(Section):
     def _device_or_card(cls, value: str) -> str:
         if not re.fullmatch(environment.DEVICES, value):
             raise ValueError(
-                "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto "
-                "takes what is there"
+                "must be a device that Paddle lists, such as cpu, gpu, npu, or one card, gpu:1; auto "
+                "chooses one"
             )
         return value
 

@@ -53,4 +53,6 @@ def _make_substitute(
         with contextlib.suppress(CorruptImageError):
             image[...] = make_sample(dataset, substitute, epoch, image.shape)
             return substitute
-    raise CorruptImageError(f"{error}; the same holds for {REDRAWS} others drawn instead") from error
+    raise CorruptImageError(
+        f"{error}; {REDRAWS} other images drawn instead cannot be decoded either"
+    ) from error

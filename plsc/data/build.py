@@ -68,7 +68,7 @@ def _check_step(train: TrainCfg, samples: int, ranks: int) -> None:
         key = "global_batch" if train.global_batch else "batch_size"
         each = "" if train.global_batch or ranks == 1 else f"{train.batch_size:,} x {ranks} ranks: "
         raise UserError(
-            f"{each}{global_batch:,} samples of a step are more than the {samples:,} of an epoch; lower it",
+            f"{each}{global_batch:,} samples per step are more than the {samples:,} per epoch; lower it",
             key=f"DataLoader.Train.{key}",
         )
 

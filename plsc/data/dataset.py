@@ -57,7 +57,7 @@ class ImageSet:
         """Describe the images and how they become the network's input."""
         where = type(self).__name__
         if getattr(self, "image_shape", None) is None:
-            raise UserError(f"{where}.image_shape: is not set; it is the shape of an image, [C, H, W]")
+            raise UserError(f"{where}.image_shape: is not set; set it to the shape of an image, [C, H, W]")
         names = "image_shape", "mean", "scale", "channels", "aligned"
         try:
             return Preprocessing(*(getattr(self, name) for name in names))
@@ -348,7 +348,7 @@ def check_against_training(
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:
             raise UserError(
-                f"its images are of {data.num_classes} classes, but the head was trained on "
+                f"its images have {data.num_classes} classes, but the head was trained on "
                 f"{num_classes}; give images of the trained classes, or pairs to verify",
                 key=key,
             )

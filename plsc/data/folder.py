@@ -72,7 +72,7 @@ def entries(folder: str) -> list[tuple[str, bool]]:
 def check_folder(folder: str) -> None:
     """Raise MissingFileError if the folder does not exist."""
     if not os.path.isdir(folder):
-        raise MissingFileError(f"'{folder}' is no folder (looked in {Path.cwd()})", key="folder")
+        raise MissingFileError(f"'{folder}' is not a folder (looked in {Path.cwd()})", key="folder")
 
 
 class ImageFolder(ImageFiles):

@@ -60,8 +60,9 @@ def choose_held_out(data: Dataset, share: float, where: str) -> np.ndarray:
     count = int(chosen.sum())
     if not LEAST <= count <= data.num_classes - LEAST:
         raise UserError(
-            f"{share:g} of {where} holds out {count} of its {data.num_classes:,} classes, as their names "
-            f"decide: {LEAST} at least must be held out and {LEAST} trained on; choose another share",
+            f"{share:g} of {where} holds out {count} of its {data.num_classes:,} classes (their names "
+            f"decide which); at least {LEAST} must be held out, and at least {LEAST} trained on; "
+            "choose another share",
             key="hold_out",
         )
     return chosen

@@ -104,7 +104,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
         )
         raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}{remedy}")
     if not labels:
-        raise UserError(f"{path}: the list is empty; it needs one image a line")
+        raise UserError(f"{path}: the list is empty; it needs one image per line")
     paths = Paths(
         root or os.path.dirname(path), np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64)
     )

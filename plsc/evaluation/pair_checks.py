@@ -45,7 +45,8 @@ def uninformative_pairs(pairs: np.ndarray, same: np.ndarray, name: Callable[[int
     if len(wrong):
         named = (f"{name(before[at])} and {name(after[at])}" for at in wrong[:_SHOWN].tolist())
         raise UserError(
-            f"{'; '.join(named)}: the same two, labelled both as one identity and as two; correct the labels "
+            f"{'; '.join(named)}: the same two images are labelled both as one identity and as two; "
+            "correct the labels "
             f"({len(wrong):,} such pairs in all)"
         )
     found = {"compared with itself": np.flatnonzero(first == second)}

@@ -211,7 +211,7 @@ def build_sets(
                     )
             title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
             if title in sets:
-                raise UserError(f"the main set has the title '{title}' too, give this one another", key=key)
+                raise UserError(f"has the same title '{title}' as the main set; give it another", key=key)
             sets[title] = data
     mistakes.raise_all()
     return sets

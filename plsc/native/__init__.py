@@ -135,7 +135,7 @@ def compiled() -> ctypes.CDLL | None:
         why = str(error) if _FILE.exists() else "not built"
     if why:
         get_logger().info(
-            f"kernels: none ({why}); everything runs on Paddle's ops, several times slower on a CPU"
+            f"kernels: none ({why}); everything runs on Paddle's operators, several times slower on a CPU"
         )
         return None
     for name, arguments in _ARGUMENTS.items():

@@ -114,5 +114,5 @@ class Checkpoints:
             self._warned = True
             warn_on_rank_0(
                 f"this checkpoint took {seconds:.0f} s; Paddle's launcher kills the ranks 33 s after "
-                "SIGTERM, so the save of a stop may not succeed: set Checkpoint.every_steps to lose less"
+                "SIGTERM, so a save after SIGTERM may not succeed: set Checkpoint.every_steps to lose less"
             )

@@ -294,7 +294,9 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
     for name in names:
         if name not in known:
             hint = did_you_mean(name, list(known))
-            raise UserError(f"'{name}' is no layer of {kind}, which has {children}{hint}", "Model.recompute")
+            raise UserError(
+                f"'{name}' is not a layer of {kind}, which has {children}{hint}", "Model.recompute"
+            )
         layer = known[name]
         layers += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
     return layers

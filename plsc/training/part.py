@@ -107,8 +107,8 @@ def state_of(owner: Any) -> dict[str, Any]:
         [array.dtype for array in state.get("arrays", {}).values()]  # a value without a dtype is not an array
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
-            f"{type(owner).__name__}.state_dict: {error}; give a dict of plain values, and under 'arrays' "
-            "arrays by name",
+            f"{type(owner).__name__}.state_dict: {error}; return a dict of plain values, with "
+            "arrays by name under 'arrays'",
             key="Parts",
         ) from error
     return state

@@ -35,5 +35,5 @@ def test_a_stage_halves_the_picture_and_has_its_blocks(widths, blocks, side):
 @pytest.mark.parametrize("blocks", [[1], [0, 1, 1]])
 def test_as_many_blocks_as_widths(blocks):
     assert refusal(build, widths=[4, 6], blocks=blocks) == (
-        f"Model.blocks: must have one number per stage, 2 as Model.widths has (got {blocks})"
+        f"Model.blocks: must have one number per stage, like Model.widths with its 2 (got {blocks})"
     )

@@ -289,7 +289,7 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
         (
             "export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0; plsc init ä",
             2,
-            "ERROR Python takes no names of files in UTF-8 here; set PYTHONUTF8=1\n",
+            "ERROR Python cannot use UTF-8 in file names here; set PYTHONUTF8=1\n",
         ),
         pytest.param(
             "unshare -rn plsc train --ranks 2",

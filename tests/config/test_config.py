@@ -390,7 +390,7 @@ DataLoader:
             "a.yaml:2: Head.margin: must be at most 1.57 (pi / 2): angles are in radians",
             "a.yaml:5: DataLoader.Train.batch_size: must be greater than or equal to 1 (got 0)",
             "a.yaml:6: DataLoader.Train.dataset.strenght: unknown key (one of ",
-            f"a.yaml:6: DataLoader.Train.dataset.folder: 'nope' is no folder {here}",
+            f"a.yaml:6: DataLoader.Train.dataset.folder: 'nope' is not a folder {here}",
             f"a.yaml:8: DataLoader.Eval.dataset.path: file 'lfw.bin' does not exist {here}",
             "a.yaml:9: DataLoader.Eval.more.a.list: is required",
             "-o Global.epoch=3: Global.epoch: unknown key, did you mean 'epochs'?",

@@ -39,8 +39,8 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
         (
             "Global: {device: 'gpu:x'}",
             (
-                "Global.device: must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, "
-                "gpu:1; auto takes what is there (got 'gpu:x')"
+                "Global.device: must be a device that Paddle lists, such as cpu, gpu, npu, or one card, "
+                "gpu:1; auto chooses one (got 'gpu:x')"
             ),
         ),
         # numbers are finite and bounded

@@ -31,8 +31,8 @@ def test_a_corrupt_sample_is_replaced_by_the_first_sound_one_of_its_own_stream()
 
 def test_a_set_without_any_sound_image_is_an_error():
     assert refusal(batch, Counting(10, tuple(range(10))), [3], kind=CorruptImageError) == (
-        "record 3 (train.rec @ 12288): not an image that OpenCV can decode; the same holds for 100 "
-        "others drawn instead"
+        "record 3 (train.rec @ 12288): not an image that OpenCV can decode; 100 other images "
+        "drawn instead cannot be decoded either"
     )
 
 

@@ -63,7 +63,7 @@ def test_empty_folders_are_named(folder, tmp_path):
         ImageFolder, str(tmp_path / "flat")
     )
     assert refusal(ImageFolder.check, kind=MissingFileError, folder="none").startswith(
-        "folder: 'none' is no folder (looked in "
+        "folder: 'none' is not a folder (looked in "
     )
 
 

@@ -46,7 +46,7 @@ def test_bad_lines_are_all_reported(folder):
 
 def test_an_empty_list_is_refused(folder):
     assert refusal(read_list, write_list(folder, "")).endswith(
-        "list.txt: the list is empty; it needs one image a line"
+        "list.txt: the list is empty; it needs one image per line"
     )
 
 

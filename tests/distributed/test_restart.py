@@ -236,9 +236,9 @@ def test_a_finished_run_is_refused_before_ranks_start_and_overwritten_once(warm,
     [
         (
             "DataLoader.Train.global_batch=116",
-            "DataLoader.Train.global_batch: 116 samples of a step are more",
+            "DataLoader.Train.global_batch: 116 samples per step are more",
         ),
-        ("Model.recompute=[layer9]", "Model.recompute: 'layer9' is no layer of FaultyNet, which has"),
+        ("Model.recompute=[layer9]", "Model.recompute: 'layer9' is not a layer of FaultyNet, which has"),
         ("Global.amp=float16", "Global.amp: float16 is for GPUs, a CPU trains in bfloat16"),
     ],
 )

@@ -70,7 +70,8 @@ def test_pairs_that_prove_nothing_are_doubted_and_contradictions_refused(tmp_pat
         f"2 pairs given twice, which proves nothing: {three}, {five}",
     ]
     data = eval_set(make(tmp_path, pairs, [True, True, False, False, True]))
-    line = f"{one} and {three}; {three} and {five}: the same two, labelled both as one identity and as two"
+    named = f"{one} and {three}; {three} and {five}"
+    line = f"{named}: the same two images are labelled both as one identity and as two"
     assert refusal(data.check).startswith(line)
     data = eval_set(make(tmp_path, [(0, 1), (0, 2)], [True, False]))
     data.check()

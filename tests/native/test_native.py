@@ -41,7 +41,9 @@ def test_a_missing_or_broken_library_is_reported_once(broken, why, monkeypatch, 
     assert kernels.library() is None and kernels.library() is None
     kernels.compiled.cache_clear()
     (line,) = said
-    assert re.fullmatch(rf"kernels: none \({why}\); everything runs on Paddle's ops, several times .*", line)
+    assert re.fullmatch(
+        rf"kernels: none \({why}\); everything runs on Paddle's operators, several times .*", line
+    )
 
 
 @pytest.mark.skipif(not BUILT, reason="the kernels are not built")

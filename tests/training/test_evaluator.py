@@ -260,11 +260,11 @@ WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
         (f"wide={WIDE}", "wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); all sets "),
         (
             "many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
-            "many: its images are of 24 classes, but the head was trained on 23; give images of ",
+            "many: its images have 24 classes, but the head was trained on 23; give images of ",
         ),
         (
             'noise pairs={name: "tests.helpers.tiny_runs:NoisePairs"}',
-            "noise pairs: the main set has the title 'noise pairs' too, give this one another",
+            "noise pairs: has the same title 'noise pairs' as the main set; give it another",
         ),
     ],
 )

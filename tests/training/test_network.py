@@ -184,7 +184,7 @@ def test_what_cannot_be_recomputed_is_refused():
     said = refusal(layers_to_recompute, True, net)
     assert said.startswith("Model.recompute: SmallResNet does not say ") and "[stages, embed]" in said
     said = refusal(layers_to_recompute, ["stagse"], net)
-    assert "'stagse' is no layer of SmallResNet, " in said and "did you mean 'stages'?" in said
+    assert "'stagse' is not a layer of SmallResNet, " in said and "did you mean 'stages'?" in said
     assert layers_to_recompute(False, net) == [] == layers_to_recompute([], net)
 
 

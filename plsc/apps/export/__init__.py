@@ -145,8 +145,8 @@ def export(
     doubtful = doubtful_layers(model)
     if doubtful and not NEED_ONNX.isdisjoint(formats):
         get_logger().warning(
-            f"ONNX: it is not known whether paddle2onnx converts {', '.join(doubtful)} correctly; random "
-            "images give the same, compare your own"
+            f"ONNX: it is not known whether paddle2onnx converts {', '.join(doubtful)} correctly; the "
+            "outputs for random images are equal, so compare those for your own images"
         )
     return {**facts, "folder": str(out)}
 

@@ -139,6 +139,6 @@ def check(folder: Path, kind: str, names: dict, images: np.ndarray, expected: np
     difference = float(np.max(np.abs(got - expected)))
     if not difference <= TOLERANCE:
         raise UserError(
-            f"{where} differs from the training graph by {difference:.3g}, allowed is {TOLERANCE:g}"
+            f"{where} differs from the training graph by {difference:.3g}; at most {TOLERANCE:g} is allowed"
         )
     return {"format": kind, "batch": len(images), "max_difference": difference}

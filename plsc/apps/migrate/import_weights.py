@@ -65,7 +65,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
             tensors = tensors[key]
     if not isinstance(tensors, dict) or not any(isinstance(value, np.ndarray) for value in tensors.values()):
         old = "; torch's format before 1.6 is not read: load it and torch.save it again"
-        raise UserError(f"{path}: holds no tensors by name{'' if start == b'PK' else old}")
+        raise UserError(f"{path}: contains no named tensors{'' if start == b'PK' else old}")
     return {str(name): float32_of(value) for name, value in tensors.items()}
 
 

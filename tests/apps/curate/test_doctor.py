@@ -99,7 +99,7 @@ def test_leakage_by_name_and_by_content(faces, run, tmp_path):
             (90, 91, 91, 90),
             [True, False],
             2,
-            "pair 0 and pair 1: the same two, labelled both as one identity",
+            "pair 0 and pair 1: the same two images are labelled both as one identity",
         ),
         ((90, 90, 91, 92), [True, True], 1, "1 pair compared with itself, which proves nothing: pair 0"),
         (range(100, 140), [True] * 20, 1, "all pairs are of the same class"),

@@ -159,7 +159,7 @@ def test_pictures_that_promise_much_are_refused_before_they_are_decoded():
 
 def test_mistakes_are_one_line(tmp_path):
     photos = tmp_path / "photos"
-    assert "is no folder" in refusal(main, [str(photos), str(tmp_path / "aligned")])
+    assert "is not a folder" in refusal(main, [str(photos), str(tmp_path / "aligned")])
     photos.mkdir()
     assert "contains no files" in refusal(main, [str(photos), str(tmp_path / "new")])
     assert "exists already" in refusal(main, [str(photos), str(tmp_path)])

@@ -179,7 +179,7 @@ def test_a_file_of_another_network(tmp_path):
         (
             "a.pdparams",
             pickle.dumps([1, 2]),
-            "holds no tensors by name; torch's format before 1.6 is not read",
+            "contains no named tensors; torch's format before 1.6 is not read",
         ),
         (
             "a.pdparams",
