@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
-    parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
+    parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; see its own --help")
     for name, (module, measure) in measures.items():
         part = parts.add_parser(name, help=measure.__doc__)
         module.add_arguments(part)
-        part.add_argument("--json", type=Path, help="also write the numbers there")
+        part.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args(argv)
     module, measure = measures[args.part]
     result = measure(args)

@@ -60,25 +60,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"default: all that are built in; with --against: {', '.join(against_torch.NETWORKS)}",
+        help=f"default: all built-in networks; with --against: {', '.join(against_torch.NETWORKS)}",
     )
     parser.add_argument(
-        "--size", type=int, help="height and width of the images; default: 112; with --against: each its own"
+        "--size",
+        type=int,
+        help="height and width of the images; default: 112; with --against: the network's own",
     )
-    parser.add_argument("--batch", type=int, help="default: 8; with --against: each its own")
+    parser.add_argument("--batch", type=int, help="default: 8; with --against: the network's own")
     parser.add_argument(
-        "--threads", type=int, nargs="+", help="default: all processors; several with --against only"
+        "--threads",
+        type=int,
+        nargs="+",
+        help="default: all processors; several are allowed only with --against",
     )
-    parser.add_argument("--runs", type=int, default=3, help="of each, in turn; 0: count only")
-    parser.add_argument("--device", default="auto", help="as Global.device; without --against")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each, in turn; 0 only counts parameters")
+    parser.add_argument("--device", default="auto", help="as Global.device; only without --against")
     parser.add_argument("--against", choices=["torch"], help="compare with the same networks in PyTorch")
     parser.add_argument(
         "--dtype",
         choices=list(against_torch.MODES),
         default="float32",
-        help="with --against: of our networks; bfloat16 is compared with PyTorch's fastest mode",
+        help="with --against: our networks' type; bfloat16 is compared with PyTorch's fastest mode",
     )
-    parser.add_argument("--json", type=Path, help="with --against: also write the numbers there")
+    parser.add_argument("--json", type=Path, help="with --against: also write the numbers to this file")
     args = parser.parse_args(argv)
     if args.against:
         return compare(args)

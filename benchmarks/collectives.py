@@ -22,18 +22,22 @@ from plsc.utils.text import table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--ranks", type=int, nargs="+", default=[2], help="processes of this machine, 2 or more"
+        "--ranks", type=int, nargs="+", default=[2], help="processes on this machine, at least 2"
     )
-    parser.add_argument("--kb", type=int, nargs="+", default=[1, 64, 1024, 16384], help="1024 bytes each")
-    parser.add_argument("--runs", type=int, default=9, help="of each, in turn; medians count")
-    parser.add_argument("--device", default="cpu", help="as Global.device: where to compute")
     parser.add_argument(
-        "--row", type=Path, help="measure in this process, one of the ranks, and write it there"
+        "--kb", type=int, nargs="+", default=[1, 64, 1024, 16384], help="message sizes in units of 1024 bytes"
+    )
+    parser.add_argument("--runs", type=int, default=9, help="runs of each, in turn; medians count")
+    parser.add_argument("--device", default="cpu", help="as Global.device")
+    parser.add_argument(
+        "--row",
+        type=Path,
+        help="measure in this process, which is one of the ranks, and write the result to this file",
     )
 
 
 def collectives(args: argparse.Namespace) -> dict:
-    """Measure each collective's seconds on ranks on this machine."""
+    """Measure how long each collective takes between processes on this machine."""
     if args.row:
         return {"rows": measure_rows(args.kb, args.runs, args.device)}
     rows = []

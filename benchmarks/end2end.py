@@ -25,9 +25,9 @@ HERE = Path(plsc.__file__).resolve().parent
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser)
-    parser.add_argument("--ranks", type=int, default=2, help="processes of this machine")
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
-    parser.add_argument("--runs", type=int, default=3, help="of each version, in turn; medians count")
+    parser.add_argument("--ranks", type=int, default=2, help="processes on this machine")
+    parser.add_argument("--steps", type=int, default=60, help="steps per run")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each version, in turn; medians count")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of another version")
 
 

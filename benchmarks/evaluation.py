@@ -80,11 +80,11 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--templates", type=int, default=23_124)
     part.add_argument("--pairs", type=int, default=15_658_489)
     part.add_argument("--dim", type=int, default=512, help="embedding size")
-    part.add_argument("--gallery", type=int, default=1_000_000, help="images of the search; 0: none")
+    part.add_argument("--gallery", type=int, default=1_000_000, help="images to search in, or 0")
     part.add_argument("--probes", type=int, default=10_000)
-    part.add_argument("--threads", type=int, default=os.cpu_count(), help="of the kernels")
-    part.add_argument("--old", type=Path, help="a built clone to compare with")
-    part.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    part.add_argument("--threads", type=int, default=os.cpu_count(), help="the kernels' threads")
+    part.add_argument("--old", type=Path, help="a clone of another version, built, to compare with")
+    part.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
 
 
 def evaluation(args: argparse.Namespace) -> dict:

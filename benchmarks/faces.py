@@ -53,9 +53,9 @@ print(statistics.median(times))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("photos", type=Path, help="photos/Ann/1.jpg, photos/Bob/1.jpg, ...")
-    parser.add_argument("--old", type=Path, help="a built clone to compare with")
-    parser.add_argument("--people", type=int, default=1_000_000, help="of the large gallery; 0: none")
-    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    parser.add_argument("--old", type=Path, help="a clone of another version, built, to compare with")
+    parser.add_argument("--people", type=int, default=1_000_000, help="people in the large gallery, or 0")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
 
 
 def faces(args: argparse.Namespace) -> dict:

@@ -35,17 +35,19 @@ _ONE_ROW = 2**31  # largest memory of the bare products' logits at a time, in by
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--classes", type=int, nargs="+", default=[100_000], help="C")
+    parser.add_argument("--classes", type=int, nargs="+", default=[100_000], help="C, the class count")
     parser.add_argument("--rate", type=float, nargs="+", default=[1.0], help="Head.sample_rate")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="processes of this machine")
-    parser.add_argument("--batch", type=int, default=256, help="N, samples of all ranks together")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="processes on this machine")
+    parser.add_argument("--batch", type=int, default=256, help="N, samples on all ranks together")
     parser.add_argument("--dim", type=int, default=512, help="D, embedding size")
-    parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
-    parser.add_argument("--device-way", action="store_true", help="by Paddle's operators, as on devices")
-    parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
-    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    parser.add_argument(
+        "--threads", type=int, help="threads per rank; default: an equal share of the processors"
+    )
+    parser.add_argument("--device-way", action="store_true", help="use Paddle's operators, as on devices")
+    parser.add_argument("--no-dense", action="store_true", help="skip the dense head")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
     add_overrides(parser, "as in training")
-    parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
+    parser.add_argument("--row", type=Path, help="measure one row in this process, and write it to this file")
 
 
 def config(args: argparse.Namespace, rate: float) -> Config:
@@ -54,7 +56,7 @@ def config(args: argparse.Namespace, rate: float) -> Config:
 
 
 def head(args: argparse.Namespace) -> dict:
-    """Measure one step in the head: forward, backward and update."""
+    """Measure a head's step: forward pass, backward pass and update."""
     for rate in args.rate:
         config(args, rate)  # reports a mistake in the config once
     if args.device_way:

@@ -37,17 +37,19 @@ def write_jpgs(folder: str, count: int, size: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", nargs="?", help="a .rec or list file; default: synthetic jpgs, made for the run"
+        "path", nargs="?", help="a .rec file or a list; default: synthetic JPEG images, made for the run"
     )
-    parser.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
-    parser.add_argument("--size", type=int, default=112, help="height and width")
+    parser.add_argument("--images", type=int, default=4000, help="how many synthetic images")
+    parser.add_argument("--size", type=int, default=112, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="0: a thread")
-    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="processes; 0 uses a thread"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
 
 
 def loader(args: argparse.Namespace) -> dict:
-    """Measure the loader by process count, and check that they change no bit."""
+    """Measure the loader with several process counts, and check that all give the same bits."""
     with tempfile.TemporaryDirectory() as folder:
         path = args.path or write_jpgs(folder, args.images, args.size)
         kind = {"path": path} if path.endswith(".rec") else {"list": path}

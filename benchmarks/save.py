@@ -39,14 +39,19 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--dim", type=int, default=512, help="embedding size")
     part.add_argument("--bank", choices=["device", "host", "disk"], default="device", help="Head.bank")
     part.add_argument(
-        "--bank-dtype", choices=["float32", "bfloat16"], default="float32", help="not on the device"
+        "--bank-dtype",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="bfloat16 only with host and disk",
     )
-    part.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
-    part.add_argument("--folder", default=".", help="on the disk to measure; what is written is deleted")
+    part.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
+    part.add_argument(
+        "--folder", default=".", help="a folder on the disk to measure; the files are deleted afterwards"
+    )
 
 
 def save(args: argparse.Namespace) -> dict:
-    """In turn, measure saving centres and momentum, and plainly writing and syncing the same bytes."""
+    """Measure saving centres and momentum, in turn with plainly writing and syncing the same bytes."""
     if args.bank == "device" and args.bank_dtype != "float32":
         raise UserError("--bank-dtype: only with --bank host or disk")
     state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()

@@ -27,21 +27,28 @@ from plsc.utils.text import table
 def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--name", default="IResNet18", help="Model.name")
     part.add_argument("--size", type=int, default=112, help="height and width of the images")
-    part.add_argument("--batch", type=int, default=16, help="samples that go through the backbone at once")
-    part.add_argument("--accumulate", type=int, default=4, help="such batches in a step")
+    part.add_argument("--batch", type=int, default=16, help="samples per micro-batch")
+    part.add_argument("--accumulate", type=int, default=4, help="micro-batches per step")
     part.add_argument("--classes", type=int, default=10_000)
     part.add_argument("--dim", type=int, default=512, help="embedding size")
     part.add_argument(
-        "--runs", type=int, default=3, help="steps measured after one that is not; the median counts"
+        "--runs",
+        type=int,
+        default=3,
+        help="measured steps, after one that is not measured; the median counts",
     )
     part.add_argument("--threads", type=int, help="default: all processors")
-    part.add_argument("--ranks", type=int, default=1, help="processes of each case")
-    part.add_argument("--device", default="cpu", help="as Global.device: where to compute what is measured")
+    part.add_argument("--ranks", type=int, default=1, help="processes per case")
+    part.add_argument("--device", default="cpu", help="as Global.device")
     part.add_argument(
-        "--recompute", type=json.loads, default=True, help="Model.recompute of two cases, in JSON"
+        "--recompute", type=json.loads, default=True, help="Model.recompute for two of the cases, in JSON"
     )
     part.add_argument(
-        "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
+        "--also",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="config keys; each is measured with the first case",
     )
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, key
     part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # file that a case's process writes

@@ -34,8 +34,8 @@ def supervise(cfg: Config, arguments: Sequence[str], ranks: int) -> int:
         arguments: each rank's arguments to `python -m plsc`: `train -c ...`.
         ranks: how many processes.
 
-    Returns: the exit code. 0: done. 1: given up. 2: a user's mistake. 128 + a signal's number: stopped on it.
-    Raises: UserError if another run has the folder.
+    Returns the exit code: 0 if the run is done, 1 if it was given up, 2 after a user's mistake, or 128 plus
+    the number of the signal that stopped it. Raises UserError if another run uses the folder.
     """
     resumes = check_start(cfg, ranks)
     folder = Path(cfg.Global.output_dir)

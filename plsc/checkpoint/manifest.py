@@ -151,7 +151,7 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
         path: the checkpoint's folder.
         verify: whether to read every file and compare its checksum, too.
 
-    Returns: the manifest, the tensor files by file name, and the class names, or None if it has none.
+    Returns the manifest, the tensor files by file name, and the class names, or None if it has none.
 
     Raises DamagedError if a file is missing or altered, MissingFileError if the folder does not exist, and
     UserError if the checkpoint has another format or cannot be read now.

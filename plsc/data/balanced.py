@@ -24,7 +24,7 @@ def balanced_order(labels: np.ndarray, per_class: int, draw: np.random.Generator
         per_class: group size.
         draw: the only source of random numbers.
 
-    Returns: sample indices, int64 [balanced_length(labels, per_class)].
+    Returns sample indices, int64 [balanced_length(labels, per_class)].
     """
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -31,7 +31,7 @@ def make_batch(
         indices: int64 [B], sample indices.
         images: uint8 [B, *shape], the memory to write to.
 
-    Returns: the replacements of corrupt samples.
+    Returns the replacements of corrupt samples.
 
     Raises UserError if a sample cannot be made.
     """

@@ -98,7 +98,7 @@ class Dataset(ImageSet, ABC):
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
     # The classes' identities in label order, text or whole numbers (see shared_identities()).
-    # None: unknown.
+    # None if they are unknown.
     identities: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -278,8 +278,8 @@ def check_array(data: object, name: str, wanted: str, below: int | None, length:
         data: the data set that has the array as an attribute.
         name: the attribute's name.
         wanted: dtype and shape that the array must have, such as "int64 [N]".
-        below: all values must be in [0, below). None: no limit.
-        length: how many rows the array must have. None: any number.
+        below: all values must be in [0, below). None means no limit.
+        length: how many rows the array must have. None allows any number.
     """
     array, what = getattr(data, name, None), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
@@ -310,7 +310,7 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
     or if the names are unknown.
 
     Args:
-        trained: names of the trained classes, by number. None: unknown.
+        trained: names of the trained classes, by number, or None if they are unknown.
         data: the labelled images.
         strangers: whether two sets without a common name are taken to show different people. If False, their
             folders may only be named differently, and the result is None.
@@ -342,8 +342,9 @@ def check_against_training(
         preprocessing: the training set's preprocessing.
         num_classes: the training set's class count.
         names: names of the training classes, by number. Labelled images must have the same
-            names. None: unknown.
-        seen: the training set's `identities`. No pair and no search may contain any. None: unknown.
+            names. It is None if they are unknown.
+        seen: the training set's `identities`. No pair and no search may contain any of them. None if they are
+            unknown.
     """
     if isinstance(data, Dataset):
         if data.num_classes > num_classes:

@@ -69,7 +69,7 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
         grey: whether to decode to grey.
         name: returns the image's name for messages.
 
-    Returns: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W].
+    Returns the picture, uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W].
 
     Raises CorruptImageError if the image cannot be decoded or has more than MOST_PIXELS pixels.
     """
@@ -97,7 +97,7 @@ def read_sample(
     Args:
         picture: a file's path, or its bytes, uint8 [n].
         preprocessing: the sample's size and channels.
-        name: returns the picture's name for messages. None: the name is the path.
+        name: returns the picture's name for messages. If it is None, the name is the path.
         augment: see `to_sample`.
 
     Raises what read_file and decode_pixels raise.
@@ -117,7 +117,7 @@ def to_sample(
     Args:
         pixels: a picture as decode_pixels returns it.
         preprocessing: the sample's size and channels.
-        augment: function that changes the pixels after they are resized. None: no change.
+        augment: function that changes the pixels after they are resized, or None.
     """
     if preprocessing.channels == "grey" and pixels.ndim == 3:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
@@ -144,7 +144,7 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
     256.
 
     Args:
-        data: the image file's bytes, uint8 [n]. None: unknown.
+        data: the image file's bytes, uint8 [n], or None if they are unknown.
         pixels: the picture as the network sees it.
     """
     whole = None if data is None else cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
@@ -224,7 +224,7 @@ class EncodedImages(Encoded, Dataset):
             labels: int64 [N], one per image.
             where: the set's name for messages.
 
-        Returns: bool [N], True for the images that stay.
+        Returns bool [N], which is True for the images that stay.
 
         Raises what count_classes and choose_held_out raise.
         """

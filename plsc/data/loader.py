@@ -59,12 +59,12 @@ class Loader:
         rank: this rank, from 0.
         world_size: how many ranks train.
         seed: the run's seed.
-        num_workers: processes that make batches. 0: a thread in this process.
+        num_workers: processes that make batches. With 0, a thread in this process makes them.
         micro_batches: how many micro-batches a whole global batch has, over all ranks. BatchNorm needs two
             samples. A last global batch with fewer than 2 samples per micro-batch is therefore joined to the
-            one before it. None: one micro-batch per rank.
+            one before it. None means one micro-batch per rank.
         per_class: images of each class that follow one another (plsc.data.balanced). An epoch then contains
-            some images twice. None: all images are shuffled.
+            some images twice. If it is None, all images are shuffled.
 
     Raises UserError if an epoch or its last step is too small for `world_size`.
     """

@@ -26,7 +26,7 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
         num_pairs: how many pairs. None: USUAL_PAIRS, or all possible pairs if they are fewer.
         where: the images' name for messages.
 
-    Returns: the pairs as image indices, int64 [P, 2], and whether each is positive, bool [P].
+    Returns the pairs as image indices, int64 [P, 2], and whether each is positive, bool [P].
 
     Raises UserError if there are fewer different pairs than `num_pairs`.
     """
@@ -75,7 +75,7 @@ def _draw_positives(labels: np.ndarray, count: int, rng: np.random.Generator) ->
 def _positives(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort the images by label, find each class's start, and count each class's different positive pairs.
 
-    Returns: the images' order, int64 [N], and for each class its start in this order and its pair
+    Returns the images' order, int64 [N], and for each class its start in this order and its pair
     count, both int64 [C].
     """
     order = np.argsort(labels, kind="stable")

@@ -157,7 +157,7 @@ def explained(remedy: str) -> Iterator[None]:
 def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
     """Copy an array to a place as a tensor with the same shape and dtype, without gradient.
 
-    place: one of Paddle's places. None: the current device.
+    place: one of Paddle's places. None means the current device.
 
     `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes per call.
     A head loses a gigabyte in a million steps.

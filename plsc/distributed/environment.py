@@ -92,11 +92,11 @@ def prepare(threads: int | None = None, device: str = AUTO) -> int:
     """Set the environment. Call it before Paddle's first computation.
 
     Args:
-        threads: threads for this rank. None: the user's OMP_NUM_THREADS, or the processors, shared evenly
-            among the ranks on this machine.
+        threads: threads for this rank. None means OMP_NUM_THREADS if the user has set it, otherwise this
+            rank's share of the machine's processors.
         device: as Global.device.
 
-    Returns: the thread count for `distributed.init`.
+    Returns the thread count for `distributed.init`.
     """
     before_paddle()
     if device == CPU:  # importing Paddle would look for the card that its launcher gave this rank

@@ -47,7 +47,7 @@ def launch(
         env: variables to add to the environment.
         watch: called several times a second with the running processes.
 
-    Returns: each rank's exit code, in the order in which they ended. A negative code is the signal that
+    Returns each rank's exit code, in the order in which they ended. A negative code is the signal that
     killed it. None means that the rank did not end after another one had failed, and was killed.
     """
     logs.mkdir(parents=True, exist_ok=True)

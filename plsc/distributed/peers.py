@@ -168,7 +168,8 @@ def meet(hang_seconds: float, problem: UserError | None = None) -> None:
 
     Args:
         hang_seconds: seconds in which the ranks have to arrive. If it is less than SILENCE, it is also the
-            time without a beat after which a rank is lost. 0: wait for ever, and lose no rank by silence.
+            time without a beat after which a rank is lost. With 0, this rank waits for ever, and loses no
+            rank by silence.
         problem: a mistake that this rank has found before.
 
     Raises UserError on every rank if one has a `problem`. Raises LostRankError if a rank does not arrive, or

@@ -47,10 +47,10 @@ class Watchdog:
 
     Args:
         folder: Global.output_dir.
-        hang_seconds: in a launch, a rank whose step takes longer reports this and ends. 0: never.
+        hang_seconds: in a launch, a rank whose step takes longer reports this and ends. 0 turns this off.
 
     Attributes:
-        signal: number of the signal that asks to stop. 0: none.
+        signal: number of the signal that asks to stop, or 0.
         step: finished steps.
         problem: on several machines, why rank 0 could not take the folder's lock. The caller delivers it to
             all ranks. None if rank 0 has the lock.

@@ -29,7 +29,7 @@ SETTINGS = [
     *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
     "Global.ema=0.9",
 ]
-WORKERS = ["DataLoader.Train.num_workers=2"]  # which end with their ranks, and change no bit
+WORKERS = ["DataLoader.Train.num_workers=2"]  # the processes end with their ranks, and change no bit
 KILLED = r"WARNING rank {} was killed \(signal 9\) in step {}; restarting from {}"
 
 

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     remove = verb("remove", _remove, "remove people with all their pictures, or single pictures")
     remove.add_argument("names", nargs="+", metavar="name", help="a person as Ann, a picture as Ann/3.jpg")
     listed = verb("list", _list, "show who is in a gallery, or the pictures of a person")
-    listed.add_argument("name", nargs="?", help="of a person")
+    listed.add_argument("name", nargs="?", help="the person's name")
     search = verb("search", _search, "find out whom pictures show", "the gallery's")
     search.add_argument(
         "pictures", nargs="+", help="files; if one shows several faces, the largest is looked up"

@@ -68,7 +68,7 @@ class OnnxFile:
             raise UserError(f"{wanted} of float32, float16 or uint8")
         self._input, self._type = inputs[0].name, _TYPES[inputs[0].type]
         batch, *sizes = (size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape)
-        self._batch = batch  # None: any
+        self._batch = batch  # None means any size
         self._channels_last = sizes[0] not in (1, 3) and sizes[2] in (1, 3)
         channels, height, width = (sizes[2], *sizes[:2]) if self._channels_last else sizes
         if channels not in (1, 3):

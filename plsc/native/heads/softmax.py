@@ -43,12 +43,12 @@ class Softmax:
         x_ND: embeddings, multiplied by the loss's scale.
         rows_SD: the bank's rows.
         bias_S: the bank's biases, or None.
-        index_K: row numbers of this step, int64. None: all, K = S.
+        index_K: row numbers of this step, int64. None means all rows, K = S.
         class_P: the P samples' classes, int64, in ascending order. They are
             numbered as the K rows are.
         sample_P: those samples' numbers, int64.
-        exps_KN: memory in which forward keeps the exponentials for backward, in `kept_dtype`. None: backward
-            computes them again.
+        exps_KN: memory in which forward keeps the exponentials for backward, in `kept_dtype`. If it is None,
+            backward computes them again.
         cosine: whether rows are scaled to length 1.
         bfloat16: whether inputs to products are rounded to bfloat16.
     """
@@ -94,7 +94,7 @@ class Softmax:
 
         A sample's own class is excluded. If a block has no other class, its maximum is -1e30.
 
-        Returns: the maxima and the sums, [blocks, N] each.
+        Returns the maxima and the sums, [blocks, N] each.
         """
         library().plsc_softmax_forward(ctypes.byref(self._shard), address(self.sum_bN))
         return self.max_bN, self.sum_bN
