@@ -23,7 +23,8 @@ from plsc.utils.safe_pickle import load_pickle
 class BinPairs(EncodedPairs):
     """The pairs in a .bin pack.
 
-    `path`: the pack. Further keys: see plsc.data.images.EncodedPairs.
+    - `path`: the pack.
+    - further keys: those of EncodedPairs (plsc.data.images).
     """
 
     files = ("path",)

@@ -80,7 +80,8 @@ class ImageFolder(ImageFiles):
 
     The labels 0, 1, ... number the folders, sorted by name.
 
-    `folder`: the folder. Further keys: see plsc.data.images.EncodedImages.
+    - `folder`: the folder.
+    - further keys: those of EncodedImages (plsc.data.images).
     """
 
     def __init__(self, folder: str, **options):

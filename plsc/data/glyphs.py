@@ -26,9 +26,10 @@ Strength = Annotated[float, Field(ge=0, le=2)]
 class Glyphs(Dataset):
     """Glyph pictures to train on: about 2,600 classes in eight faces.
 
-    `held_out`: share of classes that is never trained on. Every run holds out the same classes, see
-    GlyphPairs. `size`: the grey pictures' side in pixels. `augment`: distortion strength
-    (transforms.distort); 0 = none.
+    - `held_out`: share of classes that is never trained on. Every run holds out the same classes, see
+      GlyphPairs.
+    - `size`: the grey pictures' side in pixels.
+    - `augment`: distortion strength (transforms.distort), or 0.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class GlyphPairs(PairSet):
     occurs twice. Positive and negative pairs alternate, so that every fold of a 10-fold protocol is balanced,
     as in LFW. Each class has one distorted picture per face. The pairs do not depend on the run's seed.
 
-    `num_pairs`: how many pairs. `size` and `augment`: as in Glyphs. `held_out`: share of classes
-    to draw from, at most the training set's.
+    - `num_pairs`: how many pairs.
+    - `size` and `augment`: as in Glyphs.
+    - `held_out`: share of classes to draw from, at most the training set's.
     """
 
     title = "glyph pairs"

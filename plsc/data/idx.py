@@ -55,7 +55,7 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 class IdxImages(Dataset):
     """Grey images and their labels from two idx files. The network's input is pixel / 255.
 
-    `images`, `labels`: the files, plain or .gz.
+    - `images`, `labels`: the files, plain or .gz.
     """
 
     files = ("images", "labels")

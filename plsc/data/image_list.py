@@ -218,9 +218,9 @@ class ImageFiles(EncodedImages):
 class ImageList(ImageFiles):
     """The images in a list file. A line is `path<TAB>label`. The labels are 0, 1, ... without gaps.
 
-    `list`: the list file. `root`: folder in which relative paths start; empty = the list's own folder.
-        Further
-    keys: see plsc.data.images.EncodedImages.
+    - `list`: the list file.
+    - `root`: folder in which relative paths start. If it is empty, they start in the list's own folder.
+    - further keys: those of EncodedImages (plsc.data.images).
     """
 
     def __init__(self, list: str, root: str = "", **options):

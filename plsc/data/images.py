@@ -180,24 +180,26 @@ class Encoded:
 class EncodedImages(Encoded, Dataset):
     """Labelled images that are decoded when they are needed. All formats derive from it.
 
-    `size`: [height, width] to which images are resized, or one integer for both. `channels`: "RGB", "BGR" or
-    "grey". The network's input is (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that
-    `plsc align`, or another program, has aligned to ArcFace's landmarks. If true, the run's gallery also
-    detects and aligns faces. null: true for a folder that `plsc align` wrote, otherwise unknown.
+    - `size`: [height, width] to which images are resized, or one integer for both.
+    - `channels`: "RGB", "BGR" or "grey". The network's input is (pixel - `mean`) * `scale`.
+    - `aligned`: whether the images are faces that `plsc align`, or another program, has aligned to ArcFace's
+      landmarks. If true, the run's gallery also detects and aligns faces. null means true for a folder that
+      `plsc align` wrote, and unknown otherwise.
+    - `hold_out`: the share of classes that is excluded from training. The classes' names decide which, or
+      their numbers in a .rec file. ImagePairs with the same `hold_out` verifies on these classes.
 
     The following keys change a picture in training. The changes are random in each epoch, and all are off by
     default. The same seed, epoch and sample give the same picture for any number of processes.
 
-    `flip`: mirror half the images. Use it for faces and most products, never for text. `crop`: the largest
-    share that is cut off the sides. The rest is resized to the original size. Use 0.15 for a detector's boxes
-    and 0.1 for aligned faces. `colour`: brightness, contrast and saturation are each multiplied by a factor
-    from 1 - colour to 1 + colour. Use 0.3 for many camera types, and less if colour distinguishes products.
-    `low_resolution`: probability that a picture is shrunk, to at least a quarter in height and width, and
-    enlarged again. Use 0.2 for small faces in large pictures. `cutout`: probability that a rectangle of 10 to
-    45 % of each side is painted over. It simulates masks, glasses and hands.
-
-    `hold_out`: the share of classes that is excluded from training. The classes' names decide which, or
-    their numbers in a .rec file. ImagePairs with the same `hold_out` verifies on these classes.
+    - `flip`: mirror half the images. Use it for faces and most products, never for text.
+    - `crop`: the largest share that is cut off the sides. The rest is resized to the original size. Use 0.15
+      for a detector's boxes and 0.1 for aligned faces.
+    - `colour`: brightness, contrast and saturation are each multiplied by a factor from 1 - colour to 1 +
+      colour. Use 0.3 for many camera types, and less if colour distinguishes products.
+    - `low_resolution`: probability that a picture is shrunk, to at least a quarter in height and width, and
+      enlarged again. Use 0.2 for small faces in large pictures.
+    - `cutout`: probability that a rectangle of 10 to 45 % of each side is painted over. It simulates masks,
+      glasses and hands.
     """
 
     def __init__(
@@ -251,7 +253,7 @@ class EncodedPairs(Encoded, PairSet):
 
     This is the base class of all formats.
 
-    `size`, `channels`, `mean`, `scale`: as in EncodedImages. They must equal the training set's.
+    - `size`, `channels`, `mean`, `scale`: as in EncodedImages. They must equal the training set's.
     """
 
     def pairs_by_content(self) -> np.ndarray:

@@ -37,12 +37,13 @@ class _Pair(NamedTuple):
 class PairList(EncodedPairs):
     """The pairs in a text file.
 
-    `list`: the file, with one pair per line: `path_a<TAB>path_b<TAB>1` for two images with one identity, and
-    0 for two identities. Commas may replace the tabs, and the first line may contain headings. LFW's
-    pairs.txt is also accepted. Its first line has the pair count per kind, or the fold count and that number.
-    Each further line is `name n1 n2` or `name1 n1 name2 n2`, for the images name/name_0001.jpg (or another
-    extension). `root`: folder in which relative paths start; empty = the list's own folder. Further
-    keys: see plsc.data.images.EncodedPairs.
+    - `list`: the file, with one pair per line: `path_a<TAB>path_b<TAB>1` for two images with one identity,
+      and 0 for two identities. Commas may replace the tabs, and the first line may contain headings. LFW's
+      pairs.txt is also accepted. Its first line has the pair count per kind, or the fold count and that
+      number. Each further line is `name n1 n2` or `name1 n1 name2 n2`, for the images name/name_0001.jpg (or
+      another extension).
+    - `root`: folder in which relative paths start. If it is empty, they start in the list's own folder.
+    - further keys: those of EncodedPairs (plsc.data.images).
     """
 
     def __init__(self, list: str, root: str = "", **options):
@@ -176,10 +177,12 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images. Positive and negative pairs alternate, and half are
     positive. No pair occurs twice. The pairs are the same in every run.
 
-    `images`: an image folder, a list file or a .rec file. `root`: where a list's relative paths start, see
-    plsc.data.image_list.ImageList. `hold_out`: the share of classes to draw from. Training on the same
-    images with the same `hold_out` excludes exactly these classes. `num_pairs`: how many pairs; null:
-    6,000, or all possible pairs if they are fewer. Further keys: see plsc.data.images.EncodedPairs.
+    - `images`: an image folder, a list file or a .rec file.
+    - `root`: where a list's relative paths start, see ImageList.
+    - `hold_out`: the share of classes to draw from. Training on the same images with the same `hold_out`
+      excludes exactly these classes.
+    - `num_pairs`: how many pairs. null means 6,000, or all possible pairs if they are fewer.
+    - further keys: those of EncodedPairs (plsc.data.images).
     """
 
     files = ("images",)

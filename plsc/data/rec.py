@@ -23,8 +23,9 @@ from plsc.errors import UserError
 class RecImages(EncodedImages):
     """The images in a .rec file.
 
-    `path`: the .rec file, with its .idx file beside it, or the folder that contains both, like
-    arcface_torch's key `rec`. Further keys: see plsc.data.images.EncodedImages.
+    - `path`: the .rec file, with its .idx file beside it, or the folder that contains both, like
+      arcface_torch's key `rec`.
+    - further keys: those of EncodedImages (plsc.data.images).
     """
 
     files = ("path",)

@@ -18,9 +18,11 @@ AtLeast1 = Annotated[int, Field(ge=1)]
 class Synthetic(Dataset):
     """Random patterns, one per class, with noisy copies.
 
-    `num_classes`: how many patterns. `images_per_class`: noisy copies per pattern. `image_shape`:
-    [C, H, W]. `identities`: how many classes have images, evenly spaced among all classes. The other
-    classes only add to the head's classes. null: all classes have images.
+    - `num_classes`: how many patterns.
+    - `images_per_class`: noisy copies per pattern.
+    - `image_shape`: [C, H, W].
+    - `identities`: how many classes have images, evenly spaced among all classes. The other classes only add
+      to the head's classes. null means that all classes have images.
     """
 
     def __init__(

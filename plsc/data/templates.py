@@ -24,9 +24,10 @@ from plsc.errors import UserError
 class IjbPairs(EncodedPairs, TemplatePairs):
     """Template pairs in IJB-B's and IJB-C's layout.
 
-    `images`: a list with lines `name template media`, where template and media are numbers. `list`: the
-    pairs, with lines `template template 1` for one identity and 0 for two identities. `root`: the images'
-    folder; empty = the folder that contains `images`. Further keys: see plsc.data.images.EncodedPairs.
+    - `images`: a list with lines `name template media`, where template and media are numbers.
+    - `list`: the pairs, with lines `template template 1` for one identity and 0 for two identities.
+    - `root`: the images' folder. Empty means the folder that contains `images`.
+    - further keys: those of EncodedPairs (plsc.data.images).
     """
 
     files = ("images", "list")
@@ -92,10 +93,10 @@ def _read_numbers(path: str) -> np.ndarray:
 class GalleryProbe(Encoded, IdentificationSet):
     """A search for probes in a gallery.
 
-    `gallery`, `probe`: two image folders or two list files. In a folder, the names of subfolders are the
-    identities. In a list, the labels are the identities. They may be any numbers and may have gaps. If a
-    probe's identity is not in the gallery, the search should not find it. Further keys: see
-    plsc.data.images.EncodedPairs.
+    - `gallery`, `probe`: two image folders or two list files. In a folder, the names of subfolders are the
+      identities. In a list, the labels are the identities. They may be any numbers and may have gaps. If a
+      probe's identity is not in the gallery, the search should not find it.
+    - further keys: those of EncodedPairs (plsc.data.images).
     """
 
     files = ("gallery", "probe")
