@@ -31,7 +31,7 @@ from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.section import first_problem
 from plsc.utils.version import __version__
 
-FORMAT = 7  # The only format that can be read. Formats 1 to 6 were used before the first release.
+FORMAT = 8  # The only format that can be read. Formats 1 to 7 were used before the first release.
 # Errors for a missing file. Other read errors may be temporary, such as a lost network disk. They do not mean
 # that the checkpoint is damaged.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -76,7 +76,8 @@ class Manifest(_Fields):
     world_size: PositiveInt
     num_classes: NonNegativeInt
     """Class count. It is 0 if the folder contains only a backbone, as after `plsc import`."""
-    embedding_size: PositiveInt
+    row_width: PositiveInt
+    """Length of a class's row of centres: the embedding size times the number of sub-centres."""
     heads: list[HeadFile]
     """The head files in class order. Together they cover [0, num_classes)."""
     files: dict[Annotated[str, Field(pattern=_FILE_NAME)], FileSum]

@@ -48,7 +48,7 @@ class Checkpoint:
         self._tensors = tensors
         self._classes = classes
         self.step, self.epoch = manifest.step, manifest.epoch
-        self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
+        self.num_classes, self.row_width = manifest.num_classes, manifest.row_width
         self.preprocessing, self.config = manifest.preprocessing, manifest.config
 
     @classmethod
@@ -176,7 +176,7 @@ class Checkpoint:
     def check_matches(
         self,
         num_classes: int,
-        embedding_size: int,
+        row_width: int,
         *,
         backbone: Mapping[str, Any] | None = None,
         head: Mapping[str, Any] | None = None,
@@ -188,7 +188,7 @@ class Checkpoint:
 
         Args:
             num_classes: this run's class count.
-            embedding_size: this run's embedding size.
+            row_width: length of a class's row of centres in this run.
             backbone: this run's backbone arrays or tensors by name. Names and shapes must agree. None skips
                 this comparison.
             head: this run's head arrays by name. Names and shapes must agree, except for the first axis. None
@@ -199,7 +199,7 @@ class Checkpoint:
             f"its {what} is {there}, this run's {here}"
             for what, there, here in (
                 ("number of classes", self.num_classes, num_classes),
-                ("embedding size", self.embedding_size, embedding_size),
+                ("embedding size x sub-centres", self.row_width, row_width),
             )
             if there != here
         ]

@@ -149,7 +149,7 @@ def save(
             "config": content.config,
             "world_size": world_size,
             "num_classes": num_classes,
-            "embedding_size": content.rows["centres"].shape[1],
+            "row_width": content.rows["centres"].shape[1],
             "heads": [
                 {"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)
             ],

@@ -29,7 +29,8 @@ def inspect(folder: str) -> str:
     )
     rows = [
         ("step", f"{saved.step:,}, epoch {saved.epoch}"),
-        ("classes", f"{saved.num_classes:,}, embeddings of {saved.embedding_size}"),
+        ("classes", f"{saved.num_classes:,}"),
+        ("numbers per class", f"{saved.row_width} (embedding size x sub-centres)"),
         ("names", "none" if names is None else f"{len(names):,}, from {', '.join(names[:5])}"),
         ("world size", manifest.world_size),
         ("head", arrays),

@@ -55,8 +55,9 @@ class Verification:
         similarity: float64 [P], cosines.
         same: bool [P], whether a pair shows one class.
         accuracy, std: mean and population standard deviation over the folds.
-        threshold: a cosine. It is the mean of 1 - d2 / 2 over the folds, where d2 is a fold's best squared
-            distance, moved to its gap's middle (see `_centred`).
+        threshold: a cosine. For each fold, d2 is the squared distance that is best on the other folds. It is
+            moved to the middle of a gap between distances (see `_centred`). The threshold is the mean of
+            1 - d2 / 2 over the folds.
         fold_accuracy: float64 [F].
         cell: int16 [P], see `_cells`.
         auc: area under the ROC.

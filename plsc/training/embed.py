@@ -66,15 +66,15 @@ def with_mirror(
 ) -> paddle.Tensor:
     """Compute the embeddings [B, D] of the input x.
 
-    With `flip`, an image's embedding is the sum of the network's outputs for the image and for its
-    mirror image, as in InsightFace's evaluation. The callers divide the sum by its length. The two outputs
-    are not normalised before.
+    If `flip` is true (`DataLoader.Eval.flip`), the embedding of an image is the sum of two outputs of the
+    network: for the image and for its mirror image. InsightFace's evaluation does the same. Neither the
+    outputs nor the sum are normalised here.
 
     A change to this definition must increase plsc.checkpoint.saved.EMBEDDING.
 
     Args:
         backbone: computes the outputs [B, D].
-        x: input [B, C, H, W].
+        x: input [B, channels, height, width].
         flip: whether to add the output for the mirror image.
     """
     out = backbone(x)

@@ -67,7 +67,7 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: st
         "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
     )
     own = backbone.state_dict()
-    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
+    saved.check_matches(saved.num_classes, saved.row_width, backbone=own, remedy=remedy)
     for name, array in saved.weights().items():
         own[name].set_value(array)
 

@@ -30,7 +30,8 @@ from plsc.errors import UserError, escape
 # they fail.
 SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Exit code for a rank that fails because another one has failed. From 128 on Kubeflow starts a pod again.
+# Exit code of a rank that ends because another rank was lost, or because this rank itself hangs. Kubeflow
+# restarts a pod if its exit code is 128 or higher.
 LOST = 138
 PATIENCE = 6  # multiple of hang_seconds outside steps: start, evaluation, saving, report
 _LOST_PEER = re.compile(

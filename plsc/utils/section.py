@@ -1,9 +1,10 @@
-"""The base classes for a config's sections. Each section is in a file config.py beside the code that it
-configures.
+"""Define the base classes for the sections of a config.
 
-The text under a field is its documentation. docs/config.md is generated from these texts, the types and the
-bounds. To add a key, add a field and use it. Nothing else lists the keys. Keys that depend on a name belong
-to a class for that name:
+A section for a package is in the file config.py of that package. The other sections are in plsc/config.
+
+The text under a field is the documentation of its key. `python tools/config_page.py` writes docs/config.md
+from these texts, the types and the bounds. To add a key, add a field, and use it. The keys are listed nowhere
+else. Keys that depend on a name belong to a class for that name:
 
     class Poly(Schedule):
         name: Literal["poly"] = "poly"

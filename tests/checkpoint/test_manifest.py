@@ -20,13 +20,13 @@ from tests.helpers.refusals import refusal
 FILE = {"bytes": 8, "crc32": "00000000"}
 KNOWN = {"shape": [1, 32, 32], "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}
 GOOD = {
-    "format": 7,
+    "format": 8,
     "plsc": "0.1.0",
     "step": 120,
     "epoch": 2,
     "world_size": 2,
     "num_classes": 10,
-    "embedding_size": 4,
+    "row_width": 4,
     "heads": [
         {"file": "head-00000-of-00002.safetensors", "start": 0, "stop": 5},
         {"file": "head-00001-of-00002.safetensors", "start": 5, "stop": 10},

@@ -42,7 +42,7 @@ def test_round_trip(tmp_path, world):
     assert_holds(path, everything)
     checkpoint = Checkpoint.open(path, verify=False)
     assert checkpoint.classes() == names
-    assert (checkpoint.step, checkpoint.embedding_size, checkpoint.manifest.world_size) == (120, 4, world)
+    assert (checkpoint.step, checkpoint.row_width, checkpoint.manifest.world_size) == (120, 4, world)
 
 
 @pytest.mark.parametrize("classes", [1003, 6])  # 6 < 8 ranks
@@ -171,7 +171,7 @@ def test_another_format_stops_the_search_and_stays(tmp_path):
     path = save_one(tmp_path, 2, content(2))
     reseal(path, lambda fields: fields.update(format=4))
     said = refusal(find, tmp_path, rename=True)
-    assert "has format 4, this plsc reads format 7 only" in said and path.exists()
+    assert "has format 4, this plsc reads format 8 only" in said and path.exists()
 
 
 # --- death and full disks while saving ----------------------------------------------------------------------

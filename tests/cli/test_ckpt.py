@@ -8,8 +8,8 @@ from tests.helpers.checkpoints import content, flip, save_ranks
 
 CONFIG = {
     "Global": {"seed": 1},
-    "Model": {"name": "LeNet", "embedding_size": 4},
-    "Head": {"name": "dist_arcface", "margin": 0.5},
+    "Model": {"name": "LeNet", "embedding_size": 2},
+    "Head": {"name": "dist_arcface", "sub_centres": 2, "margin": 0.5},
 }
 
 
@@ -34,13 +34,13 @@ def test_inspect_is_a_table(saved, capsys):
     assert (code, err) == (0, "")
     lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in out.splitlines() if "  " in line}
     assert lines["step"] == "120, epoch 3"
-    assert lines["classes"] == "11, embeddings of 4"
+    assert lines["classes"] == "11" and lines["numbers per class"] == "4 (embedding size x sub-centres)"
     assert lines["names"] == "11, from a, b, c, d, e"
     assert lines["world size"] == "2"
     assert lines["head"].startswith("bias F64 [11]; centres F32 [11, 4]; momentum F32 [11, 4]")
     assert lines["preprocessing"] == "shape [1, 32, 32], mean 127.5, scale 0.0078431, channels grey"
     assert lines["evaluation"] == "accuracy 0.9 on lfw, 80 images"
-    assert lines["Model"] == "name LeNet, embedding_size 4" and lines["Head"].endswith("margin 0.5")
+    assert lines["Model"] == "name LeNet, embedding_size 2" and lines["Head"].endswith("margin 0.5")
     size = (saved[0] / "head-00001-of-00002.safetensors").stat().st_size
     (row,) = [line.split() for line in out.splitlines() if line.startswith("head-00001")]
     assert row[1:4] == [str(size), "[6,", "11)"]

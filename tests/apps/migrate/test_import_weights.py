@@ -78,7 +78,7 @@ def test_weights_of_torch_become_the_network(tmp_path, net, suffix, change):
         f"skipped {count} tensors: torch counts batches there; nothing reads it\n"
         f"done: {len(wanted)} tensors in {tmp_path / 'out'}"
     )
-    assert (saved.num_classes, saved.embedding_size, saved.preprocessing) == (0, 6, PREPROCESSING)
+    assert (saved.num_classes, saved.row_width, saved.preprocessing) == (0, 6, PREPROCESSING)
     assert saved.head(0, 0)["centres"].shape == (0, 6)
 
 
