@@ -181,7 +181,7 @@ class SoftmaxHead:
         """Restore the number of updates."""
         self.bank.updates = state["updates"]
 
-    def remember(self) -> Callable[[], None]:
+    def prepare_undo(self) -> Callable[[], None]:
         """Return a function that undoes the next step if this step is skipped. The function restores the
         statistics that the margin has now, and drops the gradients of the step."""
         return partial(self._restore, self.margin and self.margin.statistics)

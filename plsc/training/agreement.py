@@ -107,7 +107,7 @@ def one_start(cfg: Config, resumes: bool) -> Iterator[Start]:
                 remove(folder / start.word)
 
 
-def agree(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> Any:
+def build_and_compare(cfg: Config, start: Start, threads: int, build: Callable[[], Any]) -> Any:
     """Call `build` on every rank, compare the ranks, and return this rank's Trainer.
 
     Args:

@@ -188,7 +188,7 @@ class ParallelBackbone:
         if self.loss_scale:
             grad_BD = grad_BD * self.loss_scale.scale
         runs_again = len(self._parts) > 1 or self._recomputed  # a second run changes the statistics again
-        kept = self.remember() if runs_again else None
+        kept = self.copy_statistics() if runs_again else None
         with RecordEvent("backward"):
             # On devices, the wrapped model averages the accumulated gradients after its own backward
             # pass. So all micro-batches except the last use the backbone without the wrapper.
@@ -204,7 +204,7 @@ class ParallelBackbone:
             if kept:
                 kept.restore()
 
-    def remember(self) -> "Statistics":
+    def copy_statistics(self) -> "Statistics":
         """Copy the backbone's statistics, which a forward pass may change."""
         return Statistics(self._statistics)
 

@@ -95,7 +95,7 @@ def _begin(
     """
     from plsc import distributed
     from plsc.distributed.device import on_device
-    from plsc.training.agreement import agree
+    from plsc.training.agreement import build_and_compare
     from plsc.training.build import build_trainer
     from plsc.training.dry_run import crowd_lines, plan_lines
     from plsc.training.init_from import initialise_from
@@ -110,7 +110,7 @@ def _begin(
             cfg = load(cfg, {"DataLoader.Train.global_batch": run.get("global_batch")})
         return build_trainer(cfg, model, watchdog=guarded)
 
-    trainer = agree(cfg, decided, threads, build)
+    trainer = build_and_compare(cfg, decided, threads, build)
     output_dir = Path(cfg.Global.output_dir)
 
     def load_weights() -> list[str]:

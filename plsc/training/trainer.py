@@ -164,7 +164,7 @@ class Trainer:
             self._train_epoch()
         with self._pause():
             if self.stopped and self.checkpoints.newest != self.step:
-                self._refuse_weights(f"after step {self.step}", self.network.remember())
+                self._refuse_weights(f"after step {self.step}", self.network.copy_statistics())
                 self.checkpoints.save(self)
         self.seconds = time.monotonic() - began
         overflows = self.network.loss_scale.overflows if self.network.loss_scale else 0
@@ -194,7 +194,7 @@ class Trainer:
         Raises UserError if a label is not a class, if too many images are corrupt, if a weight is not finite,
         or if Global.max_skipped steps in a row were skipped.
         """
-        before, undo_head = self.network.remember(), self.head.remember()
+        before, undo_head = self.network.copy_statistics(), self.head.prepare_undo()
         label_N = self._label_N_of.pop(batch.step, None)  # gathered with the previous step's summary
         if label_N is None:  # an epoch's first step
             label_N = gather_labels(batch.labels, batch.counts)
@@ -389,7 +389,7 @@ class Trainer:
         saves = evaluates or self.step == self.total_steps or self.ends_epoch
         if saves or (every and self.step % every == 0):
             with self._pause():
-                self._refuse_weights(f"after step {self.step}", self.network.remember())
+                self._refuse_weights(f"after step {self.step}", self.network.copy_statistics())
                 self.checkpoints.save(self)
                 number = number or max(distributed.gather_counts(self.watchdog.signal))
         if number and (evaluates or self.step < self.total_steps):

@@ -179,7 +179,7 @@ class Order:
 
     def skip(self) -> None:
         before = state_of(self.head)
-        undo = self.head.remember()
+        undo = self.head.prepare_undo()
         _, out = self._call(self.head, *self._batch(), int(self.rng.integers(6)))
         out.loss.backward()
         undo()

@@ -52,7 +52,7 @@ def test_an_inspection_leaves_a_margins_memory_alone_and_a_step_may_be_undone():
         x, label = samples()
         head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
         assert head.margin.state_dict() == before
-        undo = head.remember()
+        undo = head.prepare_undo()
         head(paddle.to_tensor(x), paddle.to_tensor(label))
         assert head.margin.state_dict() != before
         undo()
