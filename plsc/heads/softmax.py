@@ -1,23 +1,23 @@
 """Compute softmax cross entropy over classes that are divided among the ranks, with or without a margin.
 
-These letters are used as shapes and as suffixes of names:
+These letters are counts. Shapes and suffixes in names consist of them:
 
-    B  number of samples on this rank
-    N  number of samples on all ranks
-    W  number of ranks
+    B  samples on this rank
+    N  samples on all ranks
+    W  ranks
     D  embedding size
-    C  number of classes
-    S  number of classes in this rank's shard (the range of classes whose centres this rank stores)
-    K  number of classes in the shard that take part in the step (K = S without sampling)
-    b  number of classes in a block (the classes whose logits are computed at a time)
-    J  number of sub-centres per class (1 except for sub-centre ArcFace)
-    P  number of samples whose class is in this rank's shard
+    C  classes
+    S  classes in this rank's shard (the range of classes whose centres this rank stores)
+    K  classes in the shard that take part in the step (K = S without sampling)
+    b  classes in a block (the classes whose logits are computed at a time)
+    J  sub-centres per class (1 except for sub-centre ArcFace)
+    P  samples whose class is in this rank's shard
 
-The target logit of a sample is the logit of the sample's class. All other logits of the sample are its other
-logits. The matrix [N, K] of all logits never exists. The head computes one block of classes at a time. For
-each sample, it computes the maximum and the sum of exponentials over the block's other logits. Let M be the
-maximum over all ranks, R = sum exp(other - M), and t the target logit with margin. Let p be the probability
-of the sample's class. Then
+A sample's target logit is the logit for its class. All others are called its other logits. The matrix [N, K]
+of all logits never exists. The head computes one block of classes at a time. For each sample, it computes the
+maximum and the sum of exponentials over the block's other logits. Let M be the maximum over all ranks, R =
+sum exp(other - M), and t the target logit with margin. Let p be the softmax probability for the sample's
+class. Then
 
     z = M + log R - t        loss = softplus(z)        p - 1 = -sigmoid(z)
 
@@ -33,10 +33,10 @@ Collectives in one step, in this order:
 - all_reduce MAX of the largest other logit with and without this change [2, N]
 - all_reduce SUM of R and the target cosines with and without margin [3, N]
 - in the backward pass, reduce-scatter of the gradient with respect to the embeddings [N, D]. The gradient has
-  one more column if the target cosines depend on the norms of the embeddings
+  one more column if the target cosines depend on the embeddings' norms
 - in the update, all_reduce SUM of two numbers, only for LARS
 
-The labels of all ranks are gathered at the end of the previous step (`Trainer._summarise_step`).
+All ranks' labels are gathered when the previous step ends (`Trainer._summarise_step`).
 PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses. This head does not need this
 call, because every rank knows all N losses after the last SUM. The gradients with respect to the centres are
 never sent.
@@ -70,12 +70,12 @@ class ShardInfo:
     problems.
 
     Attributes:
-        shard_logit: logits of this shard's classes, with margin and scale, float32 [N, S].
-        shard_prob: softmax probabilities of this shard's classes, normalised over all C classes, float32
+        shard_logit: logits for this shard's classes, with margin and scale, float32 [N, S].
+        shard_prob: softmax probabilities for this shard's classes, normalised over all C classes, float32
             [N, S].
         shard_label: each sample's label minus the shard's first class, int64 [N]. It is -1 if the sample's
             class is in another shard.
-        shard_dim: number of classes in this shard, S.
+        shard_dim: how many classes this shard has, S.
     """
 
     shard_logit: paddle.Tensor
@@ -88,9 +88,9 @@ class SoftmaxHead:
     """Stores the class centres, and computes the loss. `plsc.heads.build.make_head` returns a SoftmaxHead.
 
     Args:
-        bank: stores the centres of this rank's shard, or of all classes if the classes are not sharded. A
-            row contains the `spec.sub_centres` centres of a class.
-        spec: margin, scale, sampling and the other properties of the loss.
+        bank: stores the centres for this rank's shard, or for all classes if the classes are not sharded. A
+            row contains a class's `spec.sub_centres` centres.
+        spec: margin, scale, sampling and the loss's other properties.
     """
 
     def __init__(self, bank: Bank, spec: HeadSpec):
@@ -113,10 +113,10 @@ class SoftmaxHead:
         Args:
             emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
             labels: class numbers, int64. A Paddle tensor [B] contains the labels of this rank. A NumPy array
-                [N] contains the labels of all ranks (see `gather_labels`). With an array, the host does not
+                [N] contains all ranks' labels (see `gather_labels`). With an array, the host does not
                 wait for the device.
-            number: number of the training step. The seed and this number determine which classes are sampled.
-            counts: number of samples on each rank. None gathers these numbers with a collective, and waits
+            number: training step number. The seed and this number determine which classes are sampled.
+            counts: each rank's sample count. None gathers these numbers with a collective, and waits
                 for the device.
 
         Raises UserError if a label is not in [0, C). The message names the first sample with such a label.
@@ -136,7 +136,7 @@ class SoftmaxHead:
         """Raise UserError if a label is not in [0, C). The message names the first sample with such a label.
 
         Args:
-            label_N: labels of all ranks, int64 [N]. All ranks then raise the same error.
+            label_N: all ranks' labels, int64 [N]. All ranks then raise the same error.
         """
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
         if len(outside):
@@ -154,10 +154,10 @@ class SoftmaxHead:
 
         Args:
             lr: learning rate.
-            step: number of the training step, as passed to the forward pass.
+            step: training step number, as passed to the forward pass.
 
         Raises UserError if no backward pass ran since the last update, or if the centres have changed since
-        the forward pass of this step.
+        this step's forward pass.
 
         Collectives: one all_reduce SUM of two numbers, if the classes are sharded and the optimizer needs
         norms, as LARS does.
@@ -173,8 +173,8 @@ class SoftmaxHead:
             selection.update(lr, step, self._norms(selection) if self.bank.rule.needs_norms else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of updates so far, under the key "updates". The centres and the state of the
-        margin are not included. They have their own place in a checkpoint."""
+        """Return the number of updates so far, under the key "updates". The centres and the margin's state
+        are not included. They have their own place in a checkpoint."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class SoftmaxHead:
 
     def prepare_undo(self) -> Callable[[], None]:
         """Return a function that undoes the next step if this step is skipped. The function restores the
-        statistics that the margin has now, and drops the gradients of the step."""
+        statistics that the margin has now, and drops the step's gradients."""
         return partial(self._restore, self.margin and self.margin.statistics)
 
     def _restore(self, statistics: Mapping | None) -> None:
@@ -194,7 +194,7 @@ class SoftmaxHead:
             self.memory.ready = None
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute two norms over all ranks: the norm of all selected centres together, and the norm of their
+        """Compute two norms over all ranks: the norm of all selected centres together, and that of their
         gradient."""
         squares = selection.squares()
         if self.spec.sharded:
@@ -204,7 +204,7 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Return the intermediate results of the loss as full [N, S] tensors. Use this method for small
+        """Return the loss's intermediate results as full [N, S] tensors. Use this method for small
         problems only. Every rank calls it.
 
         Args:
@@ -270,14 +270,14 @@ class SoftmaxHead:
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Gather the labels of all ranks in host memory. Every rank calls this function. If there are several
+    """Gather all ranks' labels in host memory. Every rank calls this function. If there are several
     ranks, the host waits for the device.
 
     Args:
         label_B: labels of this rank, int64 [B].
-        counts: number of samples on each rank.
+        counts: each rank's sample count.
 
-    Returns the labels of all ranks in the order of the ranks, int64 [N].
+    Returns all ranks' labels in the order of the ranks, int64 [N].
 
     Collectives: one all_gather if there are several ranks.
     """
