@@ -80,7 +80,7 @@ class OptimizerCfg(Section):
     jumps."""
     head: AnyRule | None = None
     """The class centres' optimizer, such as `{name: Momentum, momentum: 0.9}`, or your own as
-    `package.module:Class` (docs/extend.md). null: the same as the backbone's."""
+    `package.module:Class` (docs/extend.md). null means the backbone's optimizer."""
     head_lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the class centres' learning rate."""
     freeze: list[re.Pattern] = []

@@ -19,7 +19,7 @@ class GlobalCfg(Section):
     """The run's length, seed, device, and where the results go."""
 
     epochs: int | None = Field(None, ge=1)
-    """Passes over the training set. null: 10, or as many as `max_steps` takes."""
+    """Passes over the training set. null means 10, or as many as `max_steps` takes."""
     max_steps: int | None = Field(None, ge=1)
     """Optimizer steps after which the run ends, also within an epoch."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
@@ -82,7 +82,7 @@ class GlobalCfg(Section):
     50,000 steps. Evaluations, the best checkpoint, `plsc eval`, `predict`, `export` and `Global.init_from`
     use the average. Class centres have no average. A checkpoint stores it in `ema.safetensors`. It costs one
     more copy of the weights. A run that is resumed without this key drops the average. A run that is resumed
-    with it for the first time starts the average from its weights. null: no average."""
+    with it for the first time starts the average from its weights. null means no average."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads per rank. null divides the processors among the ranks. Set it if other programs need
     some."""
@@ -118,7 +118,7 @@ class CheckpointCfg(Section):
 
     every_steps: int | None = Field(None, ge=1)
     """Steps between two checkpoints, in addition to those at each epoch's end and the run's end. Set it if
-    an epoch takes hours. null: no additional checkpoints."""
+    an epoch takes hours. null adds none."""
     keep: int = Field(3, ge=1)
     """How many of the newest checkpoints to keep. Older ones are deleted, except the best one in the main
     evaluation."""

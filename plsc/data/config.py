@@ -89,12 +89,12 @@ class TrainCfg(Section):
     """Samples per step, over all ranks. The learning rate refers to this number (docs/training.md). The
     backbone computes a rank's share in as few batches as possible, each with `batch_size` samples, or up
     to two more. Several batches take about a third more time. The head sees all the step's samples at
-    once. null: `batch_size` x ranks. A resumed run keeps its checkpoint's value."""
+    once. null means `batch_size` x ranks. A resumed run keeps its checkpoint's value."""
     per_class: int | None = Field(None, ge=2, le=1024)
     """Images of each class in a batch, for a loss on pairs such as a triplet loss (docs/extend.md). A
     batch of 64 with `per_class: 4` contains 16 classes. The value must divide `batch_size` and
     `global_batch`. If it does not divide a class's image count, some of these images come twice in an
-    epoch. null: the images are shuffled one by one."""
+    epoch. null shuffles the images one by one."""
     num_workers: int = Field(0, ge=0, le=1024)
     """Processes per rank that prepare batches. 0 uses a thread. Raise the number if loading the data limits
     the images per second. The batches stay the same."""

@@ -58,19 +58,19 @@ class HeadCfg(Section):
     (docs/training.md). Steps compute in float32. Rows are rounded stochastically when they are written back.
     A run may be resumed with another bank and dtype."""
     bank_folder: str | None = Field(None, min_length=1)
-    """Folder for the disk bank's file. Choose the rank's fastest disk. null: `output_dir`. The file
+    """Folder for the disk bank's file. Choose the rank's fastest disk. null means `output_dir`. The file
     takes its whole space at the start, and disappears when the process ends. It has no name, so `df`
     shows it and `du` does not. The run is refused if the disk has too little space."""
     logits_budget_mb: float | None = Field(None, gt=0, le=10**9)
     """Megabytes per rank for blocks of logits and for kept exponentials. More is faster until the whole shard
-    fits. Less saves memory. Results change by rounding only. null: 268 on CPUs, 4295 on GPUs."""
+    fits. Less saves memory. Results change by rounding only. null means 268 on CPUs and 4295 on GPUs."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype to which the head rounds the inputs to its matrix products. Sums, losses and centres are float32.
     bfloat16 is faster on GPUs, and on processors that support it (AVX512-BF16, AMX: about half the head's
-    time). null: bfloat16 if `Global.amp` is bfloat16, else float32."""
+    time). null means bfloat16 if `Global.amp` is bfloat16, otherwise float32."""
     init_std: float | None = Field(None, gt=0, le=10)
-    """The initial class centres' standard deviation. null: 0.01 with a margin, sqrt(2 / (D + classes))
-    without."""
+    """The initial class centres' standard deviation. null means 0.01 with a margin, and sqrt(2 / (D +
+    classes)) without."""
 
     @field_validator("sample_rate")
     @classmethod
