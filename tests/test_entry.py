@@ -312,6 +312,20 @@ def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_evaluation_needs_a_set(trained):
+    key = "DataLoader.Eval.dataset"
+    line = f"-o {key}=null: {key}: is null; name a data set to test on"
+    assert refusal(entry(trained, f"{key}=null").evaluate) == line
+
+
+def test_predict_names_the_image_whose_embedding_is_not_finite(trained, monkeypatch, tmp_path):
+    rows = np.array([[1, 0], [1e22, 0], [np.nan, 0]], np.float32)
+    monkeypatch.setattr("plsc.training.inference.embed", lambda *_: rows)
+    line = refusal(entry(trained).predict, np.repeat(PIXELS[:1], 3, axis=0), tmp_path / "out")
+    assert line.startswith("predict: the embedding of 1 is not finite (2 of 3 images); the network of ")
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_but_training_do_without_the_images_trained_on(trained, tmp_path):
     gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
     gone.predict(PIXELS, tmp_path / "out")

@@ -49,8 +49,8 @@ def test_more_ranks_than_processors_are_reported(tmp_path, monkeypatch):
     [
         (
             "evaluate",
-            ["DataLoader.Eval.dataset=null"],
-            "-o DataLoader.Eval.dataset=null: DataLoader.Eval.dataset: is null; name a data set to test on",
+            ["DataLoader.Eval.dataset=null"],  # which is the default: eval without -c
+            "{folder}/checkpoints: no checkpoint there; train first, or name the run's folder by -c",
         ),
         (
             "evaluate",

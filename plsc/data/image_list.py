@@ -85,7 +85,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     """
     check_list(path, root)
     text, stops, labels = bytearray(), array("q"), array("q")
-    bad = []
+    bad, commas = [], False
     with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
@@ -93,15 +93,18 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
             image, label, fault = _split(line.strip(b"\r\n"), labelled)
             if fault:
                 bad.append(f"line {number}: {fault}")
+                commas = commas or re.search(rb"[^,],\s*\d+\s*$", line) is not None
             text += image
             stops.append(len(text))
             labels.append(label)
     if bad:
         more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
         wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
-        remedy = (
-            "" if max(labels) >= 0 else "; number the classes, or use ImageFolder for folders of their names"
-        )
+        remedy = ""
+        if commas:
+            remedy = "; the columns are separated by commas: put tabs in their place, without a heading"
+        elif max(labels) < 0:
+            remedy = "; number the classes, or use ImageFolder for folders of their names"
         raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}{remedy}")
     if not labels:
         raise UserError(f"{path}: the list is empty; it needs one image per line")

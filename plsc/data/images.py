@@ -32,6 +32,17 @@ DARK = 10  # mean value, out of 255, below which a picture is almost empty
 DIM = 64  # a picture whose largest value is at most this is almost empty: 14 bits of 16 reach 64
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
+# A file's first bytes -> the format.
+_KINDS = {
+    b"\xff\xd8": "JPEG",
+    b"\x89PNG": "PNG",
+    b"RIFF": "WebP",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"GIF8": "GIF",
+}
+
 Side = Annotated[int, Field(ge=1, le=math.isqrt(MOST_PIXELS))]
 UpTo1 = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
@@ -80,10 +91,37 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
         picture = None
     if picture is None:
         raise CorruptImageError(
-            f"{escape(name())}: not an image that OpenCV can decode ({data.size} bytes); is it truncated, "
-            f"not an image, or larger than {MOST_PIXELS:,} pixels?"
+            f"{escape(name())}: not an image that OpenCV can decode ({data.size} bytes); "
+            f"{_why_not_decoded(data.tobytes())}"
         )
     return picture
+
+
+def _why_not_decoded(data: bytes) -> str:
+    """Explain why a file's bytes are not an image, and give the remedy."""
+    kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
+    width, height = _size_in_header(data)
+    if not data:
+        return "the file is empty"
+    if width * height > MOST_PIXELS:
+        return f"it has {width:,} x {height:,} pixels, at most {MOST_PIXELS:,} are read; make it smaller"
+    if kind:
+        return f"this {kind} is truncated or damaged"
+    if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"avif"):
+        return "it is HEIC or AVIF; convert it to JPEG or PNG"
+    return f"it does not begin as {', '.join(dict.fromkeys(_KINDS.values()))} do"
+
+
+def _size_in_header(data: bytes) -> tuple[int, int]:
+    """Return width and height in a PNG's or a JPEG's header. (0, 0): not found."""
+    if data.startswith(b"\x89PNG"):
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    at = 2 if data.startswith(b"\xff\xd8") else len(data)
+    while at + 9 < len(data) and data[at] == 0xFF:
+        if data[at + 1] in range(0xC0, 0xD0) and data[at + 1] not in (0xC4, 0xC8, 0xCC):  # start of frame
+            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return 0, 0
 
 
 def read_sample(

@@ -83,16 +83,23 @@ def _merge(
     index[rows] = np.take_along_axis(indices, best, 1)
 
 
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Divide rows [N, D] of floats by their lengths, in their dtype.
+def row_lengths(rows: np.ndarray) -> np.ndarray:
+    """Compute the lengths of rows [N, D], in their dtype.
 
-    This rule holds everywhere in plsc. A row whose squares are 0 stays as it is. A row that is not finite, or
-    whose squares overflow, becomes NaN. No other row is treated specially.
+    This rule holds everywhere in plsc. The length is 0 if a row's squares are 0. It is NaN if a row is not
+    finite, or if its squares overflow. No other row is treated specially.
     """
     with np.errstate(over="ignore"):
         lengths = np.linalg.norm(rows, axis=1)
-    lengths[lengths == 0] = 1
     lengths[np.isinf(lengths)] = np.nan
+    return lengths
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Divide rows [N, D] of floats by their `row_lengths`, in their dtype. Rows of length 0 stay as they
+    are."""
+    lengths = row_lengths(rows)
+    lengths[lengths == 0] = 1
     return rows / lengths[:, np.newaxis]
 
 
@@ -124,14 +131,14 @@ def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.
 
 
 def refuse_not_finite(embeddings: np.ndarray, what: str, rows: np.ndarray | None = None) -> None:
-    """Raise UserError if an embedding contains a number that is not finite.
+    """Raise UserError if an embedding's length in float32 is not finite.
 
     Args:
         embeddings: float [N, D].
         what: the evaluation's kind, with which the UserError begins.
         rows: int64 [N], image numbers. None means 0, 1, ...
     """
-    finite = np.isfinite(embeddings).all(axis=1)
+    finite = np.isfinite(row_lengths(embeddings.astype(np.float32, copy=False)))
     if not finite.all():
         first = np.argmin(finite)
         raise UserError(

@@ -10,7 +10,7 @@ normalised. The embeddings are not normalised before, so a longer embedding has 
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.evaluation.search import unit_rows
+from plsc.evaluation.search import row_lengths, unit_rows
 from plsc.native.evaluation import verification as kernels
 
 BLOCK_IMAGES = 16_384
@@ -25,7 +25,8 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
         media: int64 [N], each image's picture or video. Equal numbers in different templates are
             different media.
 
-    Returns float32 [T, D], unit rows. A feature whose sum is 0 stays 0.
+    Returns float32 [T, D], unit rows. A feature whose sum is 0 stays 0. It is NaN if the length in float32 of
+    one of its embeddings is not finite.
 
     Raises UserError if a template has no image.
     """
@@ -49,6 +50,8 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
         stop = max(first + 1, int(np.searchsorted(starts, starts[first] + BLOCK_IMAGES, side="right")) - 1)
         features[first:stop] = unit_rows(total(embeddings, order, weight, starts[first : stop + 1]))
         first = stop
+    # The sums are float64, in which an embedding does not overflow whose float32 length does.
+    features[template[np.isnan(row_lengths(embeddings.astype(np.float32, copy=False)))]] = np.nan
     return features
 
 

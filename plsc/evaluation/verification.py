@@ -39,6 +39,7 @@ from plsc.evaluation.roc import (
     tar_at_far,
     threshold_at_far,
 )
+from plsc.evaluation.search import row_lengths
 from plsc.native.evaluation import verification as kernels
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
@@ -282,23 +283,25 @@ def _squared_distances(embeddings: np.ndarray, pairs: np.ndarray) -> tuple[np.nd
 
     Returns the distances float64 [P], and how many pairs have a zero embedding.
 
-    Raises UserError if a pair's embedding is not finite.
+    Raises UserError if the length in float32 of a pair's embedding is not finite.
     """
-    unit = embeddings.astype(np.float64)  # no float32 row overflows in float64
-    norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
-    if not np.isfinite(norm).all():
-        bad = ~np.isfinite(norm)[pairs].all(axis=1)
+    length = row_lengths(embeddings.astype(np.float32, copy=False))  # the rule, although float64 has room
+    if not np.isfinite(length).all():
+        bad = ~np.isfinite(length)[pairs].all(axis=1)
         if bad.any():
             raise UserError(
                 f"verification: an embedding of pair {int(np.argmax(bad))} is not finite;"
                 " the network has diverged or the images are damaged: lower the learning rate, or check "
                 "the images"
             )
-    unit /= np.where(norm == 0, 1.0, norm)[:, None]
+    unit = embeddings.astype(np.float64)
+    norm = np.sqrt(np.einsum("nd,nd->n", unit, unit))
+    with np.errstate(invalid="ignore"):  # rows without a pair may be infinite
+        unit /= np.where(length == 0, 1.0, norm)[:, None]
     distance = kernels.squared_distances(unit, pairs) if kernels.usable() else _by_numpy(unit, pairs)
-    if norm.all():
+    if length.all():
         return distance, 0
-    dead = (norm == 0)[pairs].any(axis=1)
+    dead = (length == 0)[pairs].any(axis=1)
     distance[dead] = 2.0
     return distance, int(dead.sum())
 

@@ -44,9 +44,9 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
         cfg: config that names the checkpoint and the sets.
         model: Layer that gets the weights instead of Model.name's, or None.
     """
+    saved = open_checkpoint(cfg.Global)
     if not cfg.DataLoader.Eval.sets():
         raise UserError("is null; name a data set to test on", key="DataLoader.Eval.dataset")
-    saved = open_checkpoint(cfg.Global)
     sets = build_sets(
         cfg.DataLoader, cfg.Global.seed, saved.preprocessing, saved.num_classes, saved.classes()
     )
@@ -162,7 +162,13 @@ def predict(
     if not names:
         raise UserError("predict: no images given, give at least one")
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
-    return unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip)), names
+    embeddings = unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip))
+    if (bad := np.isnan(embeddings).any(axis=1)).any():
+        raise UserError(
+            f"predict: the embedding of {escape(names[np.argmax(bad)])} is not finite ({bad.sum():,} of "
+            f"{len(names):,} images); the network of {saved.path} has diverged, take an earlier checkpoint"
+        )
+    return embeddings, names
 
 
 def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> None:

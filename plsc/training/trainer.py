@@ -25,6 +25,7 @@ import paddle
 from paddle.profiler import RecordEvent
 
 from plsc import distributed
+from plsc.checkpoint.manifest import file_of
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.loader import Batch, Loader
@@ -475,6 +476,11 @@ class Trainer:
         for name, owner in self.stateful.items():
             with saved.loading(name):
                 owner.load_state_dict(saved.state_dict(name))
+        warnings += [
+            f"the state of '{name}' in {saved.path.name} is dropped, since this run has no part of that name"
+            for name, state in saved.manifest.state.items()
+            if name not in self.stateful and (state or file_of(name) in saved.manifest.files)
+        ]
         self.evaluator.load_state_dict(saved.last_threshold.model_dump())
         self.checkpoints.newest = saved.step
         self.step = saved.step

@@ -31,6 +31,15 @@ def test_a_list_for_prediction_needs_no_labels(folder):
     assert labels.tolist() == [-1, -1, 7]
 
 
+def test_commas_between_the_columns_are_told(folder):
+    for text in ("path,label\r\na.png,1\r\n", "a b.png,0\nb.png, 1\n"):
+        said = refusal(read_list, write_list(folder, text))
+        assert said.endswith(
+            "; the columns are separated by commas: put tabs in their place, without a heading"
+        )
+    assert not refusal(read_list, write_list(folder, "a.png,\n")).endswith("heading")
+
+
 def test_bad_lines_are_all_reported(folder):
     path = write_list(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
     assert refusal(read_list, path) == (

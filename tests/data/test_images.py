@@ -7,7 +7,7 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
-from plsc.data.images import read_sample
+from plsc.data.images import decode_pixels, read_sample
 from plsc.errors import CorruptImageError, MissingFileError
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.datasets import dataset_of
@@ -41,9 +41,29 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         at = data.index(b"\xff\xc0") + 5
         data[at : at + 4] = struct.pack(">HH", many, many)
     (folder / f"bomb{kind}").write_bytes(data)
-    assert f"bomb{kind}: not an image" in refusal(
-        read_sample, str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)), kind=CorruptImageError
+    said = refusal(read_sample, str(folder / f"bomb{kind}"), Preprocessing((3, 8, 8)), kind=CorruptImageError)
+    assert f"bomb{kind}: not an image" in said
+    assert said.endswith("it has 40,000 x 40,000 pixels, at most 67,108,864 are read; make it smaller")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "the file is empty"),
+        (cv2.imencode(".jpg", np.zeros((12, 16), np.uint8))[1].tobytes()[:40], "JPEG is truncated or damaged"),
+        (cv2.imencode(".png", np.zeros((12, 16), np.uint8))[1].tobytes()[:40], "PNG is truncated or damaged"),
+        (b"RIFF\x20\0\0\0WEBPVP8 ", "WebP is truncated or damaged"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "it is HEIC or AVIF; convert it to JPEG or PNG"),
+        (b"path,label\n", "it does not begin as JPEG, PNG, WebP, BMP, TIFF, GIF do"),
+    ],
+)
+def test_why_an_image_cannot_be_decoded(data, why):
+    bytes_of = np.frombuffer(data, np.uint8)
+    said = refusal(decode_pixels, bytes_of, False, lambda: "a.jpg", kind=CorruptImageError)
+    assert (
+        said == f"a.jpg: not an image that OpenCV can decode ({len(data)} bytes); {said.partition('; ')[2]}"
     )
+    assert said.endswith(why)
 
 
 def test_an_image_follows_the_preprocessing(folder):

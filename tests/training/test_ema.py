@@ -117,3 +117,4 @@ def test_resuming_with_it_and_without(averaged, tmp_path, capsys):
     assert line in capsys.readouterr().out
     assert part_of(trainer, "ema").state_dict() == {"steps": 0}
     make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
+    assert "WARNING the state of 'ema' in " in capsys.readouterr().out

@@ -20,6 +20,7 @@ The picture size keeps the median picture's aspect ratio and has about as many p
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -187,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     path = args.data.rstrip("/") or args.data
     target = Path(args.output or f"{Path(path).resolve().stem}.yaml")
+    if target.resolve().parent != Path.cwd():  # relative paths start in the current or the config's folder
+        path = os.path.abspath(path)
     if target.exists():
         raise UserError(
             f"{escape(target)}: exists already, and nothing is overwritten; name another file with --output"
@@ -212,7 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     print(f"{escape(target)}: for {about}; next:")
     print(f"  plsc doctor -c {config}")
-    print(f"  plsc train -c {config} --ranks {_RANKS}")
+    each = values["DataLoader"]["Train"]["batch_size"]
+    print(f"  plsc train -c {config}{f' --ranks {_RANKS}' if _RANKS * each <= seen.trained else ''}")
     if isinstance(images, ImageFolder):
         print(f"  plsc gallery build people.gallery -c {run} {pictures}")
     else:

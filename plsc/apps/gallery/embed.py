@@ -28,7 +28,7 @@ from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
 from plsc.errors import UserError, escape
-from plsc.evaluation.search import unit_rows
+from plsc.evaluation.search import row_lengths, unit_rows
 from plsc.utils.bar import Bar
 from plsc.utils.preprocessing import Preprocessing
 
@@ -123,8 +123,9 @@ class EmbeddingNetwork(ABC):
                 rows = self.embed(samples) if samples else np.empty((0, 0), np.float32)
                 ends = np.cumsum([len(prepared.samples) for prepared in part])[:-1]
                 for picture, prepared, own in zip(pictures[start:], part, np.split(rows, ends)):
-                    if prepared.samples and not (own.any(axis=1) & np.isfinite(own).all(axis=1)).all():
-                        what = "zeros" if np.isfinite(own).all() else "numbers that are not finite"
+                    lengths = row_lengths(own)
+                    if prepared.samples and not (lengths > 0).all():
+                        what = "numbers that are not finite" if np.isnan(lengths).any() else "zeros"
                         why = f"{escape(picture_name(picture))}: the network gives {what} for it"
                         embedded.append(PreparedPicture(faces=prepared.faces, left_out=why))
                     else:

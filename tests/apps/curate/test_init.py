@@ -70,6 +70,23 @@ def test_a_folder_with_train_rec_as_arcface_torch_has_it(tmp_path, monkeypatch, 
     assert 0 <= Entry("ms1m.yaml", ["Global.max_steps=2"]).train()["accuracy"] <= 1
 
 
+def test_the_next_line_trains_three_pictures_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "few", 3, pictures=1)
+    assert init("few") == 0
+    assert "\n  plsc train -c few.yaml\n" in capsys.readouterr().out
+    Entry("few.yaml").dry_run(1)
+
+
+def test_a_config_in_another_folder_finds_the_pictures(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    fill(tmp_path / "few", 2)
+    monkeypatch.chdir(tmp_path)
+    assert init("few", "--output", "other/few.yaml") == 0
+    monkeypatch.chdir("other")
+    load("few.yaml").check_data()
+
+
 def test_a_folder_one_level_too_high_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "high", 3, below="people")
