@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from plsc import config
 from plsc.errors import escape
+from plsc.utils.section import Section
 
 
 def make_parser(verb: str, what: str, example: str) -> argparse.ArgumentParser:
@@ -28,8 +29,23 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     """Parse the arguments. If a config is given without -c, the error names the option."""
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(map(escape, unknown))}{_as_config(unknown)}")
+        hint = _as_config(unknown) or _as_key(unknown)
+        parser.error(f"unrecognized arguments: {' '.join(map(escape, unknown))}{hint}")
     return args
+
+
+def _as_key(unknown: Sequence[str]) -> str:
+    """Return ", did you mean '-o Global.epochs=2'?" for `--epochs 2`, and "" if no option is named like a
+    key."""
+    for word, following in zip(unknown, [*unknown[1:], ""]):
+        option, _, value = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        if option.startswith("--") and name in Section.others:
+            return f"; {Section.others[name]}, by -o Section.key=value"
+        if option.startswith("--") and name in Section.elsewhere:
+            value = value or ("VALUE" if following.startswith("-") else following or "VALUE")
+            return f", did you mean '-o {Section.elsewhere[name]}={escape(value)}'?"
+    return ""
 
 
 def _as_config(unknown: Sequence[str]) -> str:

@@ -47,8 +47,10 @@ class MergedConfig:
     def read_file(self, path: str | os.PathLike) -> None:
         """Read a YAML file, or a folder's. A run is in the folder of its config.yaml. Raises
         MissingFileError."""
-        path = config_file(Path(path))
+        asked, path = Path(path), config_file(Path(path))
         near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
+        if Path(f"{asked}.yaml").is_file():  # a folder of pictures, beside the config that `plsc init` wrote
+            near = [f"{asked}.yaml"]
         hint = f", did you mean '{near[0]}'?" if near else ""
         with reading(path, missing=f"no such config file{hint}"):
             document = parse(read_regular(path).decode("utf-8-sig"))

@@ -15,9 +15,10 @@ import pytest
 import plsc
 from plsc import cli
 from plsc.cli.mistakes import without_traceback
-from plsc.config import Config
-from plsc.errors import UserError
+from plsc.config import Config, load
+from plsc.errors import MissingFileError, UserError
 from tests.helpers.launch import ROOT, run_python
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY
 
 WRONG = {  # name -> the file, the line. tests/config has more cases
@@ -203,6 +204,32 @@ def test_a_config_without_its_option_is_reported(tmp_path, monkeypatch, capsys, 
         cli.main(arguments)
     said = capsys.readouterr().err
     assert said.endswith(f"unrecognized arguments: {arguments[-1]}, did you mean '-c {option}'?\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--epochs", "2"], ", did you mean '-o Global.epochs=2'?"),
+        (["--batch-size=3"], ", did you mean '-o DataLoader.Train.batch_size=3'?"),
+        (["--margin", "--resume"], ", did you mean '-o Head.margin=VALUE'?"),
+        (["--fp16"], "; use Global.amp: float16, by -o Section.key=value"),
+        (["--nothing", "2"], "--nothing 2"),
+    ],
+)
+def test_a_key_as_an_option_is_told(capsys, arguments, hint):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["train", *arguments])
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_a_folder_of_pictures_as_config_names_the_config_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faces").mkdir()
+    assert refusal(load, "faces", kind=MissingFileError) == "faces/default.yaml: no such config file"
+    (tmp_path / "faces.yaml").touch()
+    for name in ("faces", "faces/"):
+        assert refusal(load, name, kind=MissingFileError).endswith(", did you mean 'faces.yaml'?")
+    assert "default.yaml" in refusal(load, ".", kind=MissingFileError)
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "predict", "export"])
