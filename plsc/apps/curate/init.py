@@ -217,8 +217,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"  plsc doctor -c {config}")
     each = values["DataLoader"]["Train"]["batch_size"]
     print(f"  plsc train -c {config}{f' --ranks {_RANKS}' if _RANKS * each <= seen.trained else ''}")
-    if isinstance(images, ImageFolder):
+    if isinstance(images, ImageFolder) and seen.hold_out:
         print(f"  plsc gallery build people.gallery -c {run} {pictures}")
+    elif isinstance(images, ImageFolder):
+        print(f"  plsc predict {pictures} -c {run}")
+        print(
+            "a gallery by this network would name nobody, since nothing measures a threshold; if the "
+            "pictures show faces, a published network can:"
+        )
+        print(f"  plsc gallery build people.gallery {pictures}")
     else:
         print(f"  plsc export -c {run}")
     return 0

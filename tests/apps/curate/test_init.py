@@ -41,10 +41,10 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
     assert init("things") == 0
     said = capsys.readouterr().out
     assert f"things.yaml: for {pictures * classes} pictures of {classes} classes, 20 x 20; next:\n" in said
-    assert said.endswith(
-        "  plsc doctor -c things.yaml\n  plsc train -c things.yaml --ranks 2\n"
-        "  plsc gallery build people.gallery -c output/things things\n"
-    )
+    assert "  plsc doctor -c things.yaml\n  plsc train -c things.yaml --ranks 2\n" in said
+    of_run = "" if hold_out is None else "-c output/things "
+    assert said.endswith(f"  plsc gallery build people.gallery {of_run}things\n")
+    assert ("a gallery by this network would name nobody" in said) is (hold_out is None)
     cfg = load("things.yaml")
     train = cfg.DataLoader.Train.dataset.model_extra
     assert train["size"] == (32, 32) and train.get("hold_out") == hold_out
