@@ -122,7 +122,7 @@ class Section(BaseModel):
         for path, (value, rules) in broken.items():
             if any(other != path and other[: len(path)] == path for other in broken):
                 continue  # another alternative of a union, which has a mistake inside, is meant
-            rule = " or ".join(rules).replace(" or must be ", " or ")
+            rule = " or ".join(dict.fromkeys(rules)).replace(" or must be ", " or ")
             hint = did_you_mean(value, re.findall("'([^']+)'", rule))
             mistakes.append(mistake(path, f"{rule} (got {formatted(value)}){hint}"))
         return mistakes
@@ -133,6 +133,8 @@ class Section(BaseModel):
         if cls.family and path == ("name",):
             own = ", or your own as package.module:Class" if issubclass(cls.family[-1], ClassSection) else ""
             return f"must be one of {', '.join(map(repr, names_of(cls.family)))}{own}"
+        if detail["type"] == "needs_python_object":  # the annotation is a class, or a type[...]
+            return "takes a Python object; pass that in a class of your own (docs/extend.md), not in a config"
         rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         if detail["type"] == "list_type" and isinstance(detail["input"], str):
             rule = f"must be a list, such as [{escape(detail['input'][:40])}]"

@@ -403,6 +403,15 @@ DataLoader:
     assert not any("nope" in line or "lfw.bin" in line for line in errors("config.yaml"))
 
 
+def test_a_class_as_an_argument_is_one_line(write):
+    """paddle.vision's ResNet takes its block as a class. The config of a class of your own cannot name one."""
+    line = (
+        "takes a Python object; pass that in a class of your own (docs/extend.md), not in a config (got 'a')"
+    )
+    override = "Model={name: 'paddle.vision.models:ResNet', block: a}"
+    assert errors(None, [override]) == [f"-o {override}: Model.block: {line}"]
+
+
 def test_home_is_expanded_in_every_path(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
     with pytest.raises(MissingFileError, match="^/home/ann/a.yaml: "):
