@@ -404,7 +404,7 @@ DataLoader:
 
 
 def test_a_class_as_an_argument_is_one_line(write):
-    """paddle.vision's ResNet takes its block as a class. The config of a class of your own cannot name one."""
+    """paddle.vision's ResNet takes its block as a class. A config cannot name one."""
     line = (
         "takes a Python object; pass that in a class of your own (docs/extend.md), not in a config (got 'a')"
     )
