@@ -48,7 +48,8 @@ class MergedConfig:
         """Read a YAML file, or a folder's. A run is in the folder of its config.yaml. Raises
         MissingFileError."""
         asked, path = Path(path), config_file(Path(path))
-        near = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.y*ml")), n=1)
+        stems = {file.stem: str(file) for file in path.parent.glob("*.y*ml")}
+        near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
         if Path(f"{asked}.yaml").is_file():  # a folder of pictures, beside the config that `plsc init` wrote
             near = [f"{asked}.yaml"]
         hint = f", did you mean '{near[0]}'?" if near else ""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from plsc.data.config import TRAIN_SET, DataLoaderCfg, TrainCfg
-from plsc.data.dataset import Dataset, check_array
+from plsc.data.dataset import Dataset, check_labels
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.errors import Mistakes, UserError
@@ -103,5 +103,8 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
     mistakes.raise_all()
     dataset = Joined(parts) if len(parts) > 1 else next(iter(parts.values()))
     if key == TRAIN_SET:
-        check_array(dataset, "labels", "int64 [N]", dataset.num_classes)
+        try:
+            check_labels(dataset)
+        except UserError as error:
+            raise UserError(error, key=key) from error
     return dataset

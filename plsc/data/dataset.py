@@ -15,12 +15,13 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from plsc.errors import MissingFileError, UserError, in_one_line
+from plsc.errors import MissingFileError, UserError, escape, in_one_line
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
@@ -291,6 +292,17 @@ def check_array(data: object, name: str, wanted: str, below: int | None, length:
         raise UserError(f"{what}: must be {wanted}{long}, got {array.dtype} {list(array.shape)}")
     if below is not None and array.size and not 0 <= array.min() <= array.max() < below:
         raise UserError(f"{what}: must be in [0, {below:,}), has {array.min()} to {array.max()}")
+
+
+def check_labels(data: Dataset) -> None:
+    """Raise UserError if a labelled set's `num_classes` or `labels` are invalid."""
+    classes = getattr(data, "num_classes", None)
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:
+        got = "it is not set" if classes is None else f"got {escape(classes)}"
+        raise UserError(
+            f"{type(data).__name__}.num_classes: must be the number of classes, 1 or more ({got})"
+        )
+    check_array(data, "labels", "int64 [N]", int(classes))
 
 
 def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> np.ndarray | None:

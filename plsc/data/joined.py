@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_array, check_preprocessing
+from plsc.data.dataset import Dataset, check_labels, check_preprocessing
 from plsc.utils.preprocessing import Preprocessing
 
 
@@ -28,7 +28,7 @@ class Joined(Dataset):
         self._parts = list(parts.values())
         self.title = " + ".join(part.title for part in self._parts)
         for key, part in parts.items():
-            check_array(part, "labels", "int64 [N]", part.num_classes)
+            check_labels(part)
             check_preprocessing(part.preprocessing, self.preprocessing, key, f"{next(iter(parts))} has")
         self._starts = np.cumsum([0, *map(len, self._parts)])
         class_starts = np.cumsum([0, *(part.num_classes for part in self._parts)])

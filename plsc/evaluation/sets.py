@@ -19,8 +19,9 @@ from plsc.data.dataset import (
     TemplatePairs,
     check_against_training,
     check_array,
+    check_labels,
 )
-from plsc.errors import Mistakes, UserError
+from plsc.errors import Mistakes, UserError, in_one_line
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.pair_checks import uninformative_pairs
@@ -78,13 +79,13 @@ class LabelledSet(EvalSet):
     def __init__(self, data: Dataset):
         super().__init__(data, len(data))
         self.labels = data.labels
-        self.num_classes = data.num_classes
+        self.num_classes = getattr(data, "num_classes", None)
 
     def name_of(self, index: int) -> str:
         return self.data.name(index)
 
     def check(self) -> None:
-        check_array(self.data, "labels", "int64 [N]", self.num_classes)
+        check_labels(self.data)
 
     def score_predictions(self, predicted: np.ndarray) -> Classification:
         """Compute the result from the predicted classes, int64 [count]."""
@@ -195,11 +196,14 @@ def build_sets(
     mistakes = Mistakes()
     for key in section.Eval.sets():
         with mistakes.collected():
-            data = eval_set(build_dataset(section, seed, key))
+            made = build_dataset(section, seed, key)
             try:
+                data = eval_set(made)
                 data.check()
             except UserError as error:
                 raise UserError(error, key=key) from error
+            except AttributeError as error:  # a user's own class lacks an attribute
+                raise UserError(f"{type(made).__name__}: {in_one_line(error)}", key=key) from error
             for doubt in data.doubts:
                 warn_on_rank_0(f"{key}: {doubt}")
             if preprocessing is not None:

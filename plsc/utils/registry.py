@@ -55,6 +55,8 @@ class Registry(NamedTuple):
         except Exception as error:  # of any kind in the user's module
             place = "put it beside the config, or its folder on PYTHONPATH, or install it"
             remedy = place if isinstance(error, ImportError) else "--debug shows where"
+            if module_name.endswith(".py"):
+                remedy = f"write {module_name.removesuffix('.py')}:{class_name}, without .py"
             said = f"{type(error).__name__}: {error}; {remedy}"
             raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {said}") from error
         cls = getattr(module, class_name, None)
