@@ -192,7 +192,9 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
     line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "file"))
     assert line.startswith(f"{tmp_path / 'file'}: cannot be written: File exists; free some space, or name ")
     line = refusal(lambda: entry(trained).predict(tmp_path))
-    assert line.startswith(f"predict: {tmp_path}: has no images (.jpg, ")
+    assert line.startswith(f"{tmp_path}: has no images (.jpg, ")
+    line = "predict: give paths, PIL images, or pixels in one array (got 5)"
+    assert refusal(lambda: entry(trained).predict(5)) == line
     full = OSError("8 requested and 0 written")  # NumPy's own, on a full disk
     monkeypatch.setattr(np, "save", Mock(side_effect=full))
     line = refusal(lambda: entry(trained).predict(pixels, tmp_path / "full"))

@@ -28,7 +28,7 @@ from plsc.config.optimizer import AnyOptimizer, MomentumOptimizerCfg
 from plsc.config.run import CheckpointCfg, ExportCfg, GlobalCfg, PartCfg
 from plsc.config.schedule import AnySchedule, CosineCfg
 from plsc.data.config import DATASETS, DataLoaderCfg
-from plsc.errors import MissingFileError, SeveralErrors, UserError
+from plsc.errors import MissingFileError, SeveralErrors, UserError, escape
 from plsc.heads.config import AnyHead, ArcFaceCfg
 from plsc.utils.section import Section, kind_named, sections_in
 from plsc.utils.yaml_lines import KeyPath, dump_lines
@@ -221,10 +221,15 @@ def load(
         merged.put_all(path, 0, "the config's mapping")
     elif isinstance(path, (str, os.PathLike)):
         merged.read_file(os.path.expanduser(path))
+    elif path is not None and not isinstance(path, Config):
+        raise ConfigError(f"a config is a file, a folder, a mapping or a Config (got {escape(repr(path))})")
     level = 1 + max((source.level for source in merged.sources.values()), default=0)
     if isinstance(overrides, Mapping):
         merged.put_all(overrides, level, "overrides")
         overrides = ()
+    elif not isinstance(overrides, Iterable):
+        text = "overrides are a mapping, or texts 'Section.key=value'"
+        raise ConfigError(f"{text} (got {escape(repr(overrides))})")
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         merged.read_override(text, order, level)
     _expand_home(merged.tree)

@@ -89,8 +89,13 @@ class MergedConfig:
         Tuples become lists, paths become text, and NumPy scalars become numbers.
         """
         for order, (key, value) in enumerate(changes.items()):
-            text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
-            self.put(tuple(str(key).split(".")), json.loads(text), Source(level, order, place))
+            source = Source(level, order, place)
+            try:
+                text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
+            except (TypeError, ValueError) as error:
+                self.add_error((str(key),), f"is no value of a config: {error}", source)
+                continue
+            self.put(tuple(str(key).split(".")), json.loads(text), source)
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
         """Replace the present value by a plain value or a whole mapping."""

@@ -69,6 +69,15 @@ def entries(folder: str) -> list[tuple[str, bool]]:
         return sorted((entry.name, entry.is_dir()) for entry in os.scandir(folder) if entry.name[0] != ".")
 
 
+def images_below(folder: str) -> list[str]:
+    """List the images in a folder at any depth, sorted by path. Raises UserError if there are none."""
+    found = [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
+    images = sorted(name for name in found if name.lower().endswith(EXTENSIONS))
+    if not images:
+        raise UserError(f"{escape(folder)}: has no images ({', '.join(EXTENSIONS)})")
+    return images
+
+
 def check_folder(folder: str) -> None:
     """Raise MissingFileError if the folder does not exist."""
     if not os.path.isdir(folder):

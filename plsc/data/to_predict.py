@@ -12,10 +12,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from plsc.data.folder import EXTENSIONS
+from plsc.data.folder import images_below
 from plsc.data.image_list import read_list
 from plsc.data.images import read_sample
-from plsc.errors import UserError
+from plsc.errors import UserError, escape
 from plsc.utils.preprocessing import Preprocessing
 
 
@@ -42,6 +42,10 @@ def samples_to_predict(
         return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
     if isinstance(given, (str, os.PathLike)) or _is_pil(given):
         given = _listed(given)
+    if not isinstance(given, Iterable):
+        raise UserError(
+            f"predict: give paths, PIL images, or pixels in one array (got {escape(repr(given))})"
+        )
     pictures = [picture for each in given for picture in _in_folder(each)]
     names = [str(number) if _is_pil(each) else each for number, each in enumerate(pictures)]
 
@@ -77,13 +81,7 @@ def _in_folder(picture: Any) -> list[Any]:
         raise UserError(
             f"predict: {error}; give paths, PIL images, or pixels in one array uint8 [n, C, H, W]"
         ) from None
-    if not os.path.isdir(path):
-        return [path]
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    images = sorted(name for name in found if name.lower().endswith(EXTENSIONS))
-    if not images:
-        raise UserError(f"predict: {path}: has no images ({', '.join(EXTENSIONS)})")
-    return images
+    return images_below(path) if os.path.isdir(path) else [path]
 
 
 def _read(picture: Any, name: str, preprocessing: Preprocessing) -> np.ndarray:

@@ -403,6 +403,27 @@ DataLoader:
     assert not any("nope" in line or "lfw.bin" in line for line in errors("config.yaml"))
 
 
+@pytest.mark.parametrize(
+    "path, overrides, line",
+    [
+        (5, (), "a config is a file, a folder, a mapping or a Config (got 5)"),
+        (None, 5, "overrides are a mapping, or texts 'Section.key=value' (got 5)"),
+        (
+            {"Global.seed": {1}},
+            (),
+            "the config's mapping: Global.seed: is no value of a config: expected str",
+        ),
+        (
+            None,
+            {"Head": {"margin": print}},
+            "overrides: Head: is no value of a config: expected str, bytes or",
+        ),
+    ],
+)
+def test_what_no_config_can_hold_is_one_line(path, overrides, line):
+    assert errors(path, overrides)[0].startswith(line)
+
+
 def test_a_class_as_an_argument_is_one_line(write):
     """paddle.vision's ResNet takes its block as a class. A config cannot name one."""
     line = (

@@ -24,6 +24,7 @@ from plsc.apps.gallery.embed import EmbeddingNetwork, open_network
 from plsc.apps.gallery.gallery import Gallery, verify
 from plsc.apps.gallery.threshold import RATE
 from plsc.config import add_overrides
+from plsc.data.folder import images_below
 from plsc.errors import UserError, escape
 from plsc.utils.text import plural
 
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     listed.add_argument("name", nargs="?", help="the person's name")
     search = verb("search", _search, "find out whom pictures show", "the gallery's")
     search.add_argument(
-        "pictures", nargs="+", help="files; if one shows several faces, the largest is looked up"
+        "pictures", nargs="+", help="files or folders; if a file shows several faces, the largest is looked up"
     )
     both = verb("verify", _verify, "find out whether two pictures show one person", "sface")
     both.add_argument("a", help="a file")
@@ -115,6 +116,11 @@ Printed = tuple[str, int]
 """A command's text for stdout and exit code."""
 
 
+def _with_folders(pictures: Sequence[str]) -> list[str]:
+    """Replace each folder by the images in it, at any depth."""
+    return [each for name in pictures for each in (images_below(name) if os.path.isdir(name) else [name])]
+
+
 def _report_build(args: argparse.Namespace, gallery: Gallery) -> Printed:
     return _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery, gallery.left_out)
 
@@ -133,8 +139,9 @@ def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
             f"{escape(args.name)}: is a file, not a person's name; "
             f"plsc gallery add {escape(args.gallery)} NAME {escape(args.name)} ..."
         )
-    left_out = gallery.add(args.name, args.pictures, args.groups)
-    added = plural(len(args.pictures) - len(left_out), "picture")
+    pictures = _with_folders(args.pictures)
+    left_out = gallery.add(args.name, pictures, args.groups)
+    added = plural(len(pictures) - len(left_out), "picture")
     people = plural(len(gallery), "person", "people")
     return _report(f"{escape(args.name)}: {added} added; {people}", gallery, left_out)
 
@@ -168,9 +175,10 @@ def _verify(args: argparse.Namespace, network: EmbeddingNetwork | None) -> Print
 
 
 def _search(args: argparse.Namespace, gallery: Gallery) -> Printed:
-    answers = gallery.search(args.pictures)
+    pictures = _with_folders(args.pictures)
+    answers = gallery.search(pictures)
     lines = []
-    for picture, answer in zip(args.pictures, answers):
+    for picture, answer in zip(pictures, answers):
         several = f"; the largest of {len(answer.faces)} faces" if len(answer.faces) > 1 else ""
         lines.append(f"{escape(picture)}: {answer}{several}")
     return "\n".join(lines), int(not all(answer.name for answer in answers))

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import zip_longest
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -211,7 +212,10 @@ class Gallery:
         """
         name = normalize_name(name)
         network = self.network
-        stored, left_out = _embed_people(network, {name: as_pictures(pictures)}, groups)
+        pictures = as_pictures(pictures)
+        if not len(pictures):
+            raise UserError(f"{escape(name)}: nothing was added, since no picture was given")
+        stored, left_out = _embed_people(network, {name: pictures}, groups)
         if not stored:
             raise UserError(f"{escape(name)}: nothing was added: {'; '.join(left_out)}")
         with self._store.transaction():
@@ -253,6 +257,9 @@ class Gallery:
         Returns an answer for each picture. If a picture cannot be read or has no face, its answer has a
         reason, but no name and no matches. The reason is also logged.
         """
+        if faces not in ("largest", "all"):
+            raise UserError(f"search: faces must be 'largest' or 'all' (got {escape(repr(faces))})")
+        _check_top(top)
         pictures = as_pictures(pictures)
         embedded = self.network.embed_pictures(pictures, faces)
         _log_left_out(prepared.left_out for prepared in embedded if prepared.left_out)
@@ -272,6 +279,7 @@ class Gallery:
 
         Returns a face without box for each embedding.
         """
+        _check_top(top)
         facts = self._store.facts()
         if self._network is not None:
             self._check(self._network, facts)  # another file may have replaced the gallery's file
@@ -280,6 +288,13 @@ class Gallery:
             _decide([Match(name, min(cosine, 1.0)) for name, cosine in matches], threshold)
             for matches in self._store.search(embeddings, top)
         ]
+
+
+def _check_top(top: int) -> None:
+    if not isinstance(top, Integral) or top < 1:
+        raise UserError(
+            f"search: top, the most matches of an answer, must be 1 or more (got {escape(repr(top))})"
+        )
 
 
 def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None) -> Verification:

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from plsc import Gallery
+from plsc import Gallery, cli
 from plsc.apps.gallery import verify
 from plsc.apps.gallery.answer import Match
 from plsc.apps.gallery.gallery import _decide
@@ -284,6 +284,29 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path):
     assert "malformed; it is damaged: restore a copy, or build it again" in refusal(
         lambda: len(Gallery.open(tmp_path / "cut.gallery"))
     )
+
+
+@pytest.mark.parametrize("top", ["b", 0, -1, 1.5])
+def test_wrong_arguments_of_a_search_and_an_add_are_one_line(gallery, top):
+    line = f"search: top, the most matches of an answer, must be 1 or more (got {top!r})"
+    assert refusal(gallery.search, [picture("Bob")], top) == line
+    line = "search: faces must be 'largest' or 'all' (got 'each')"
+    assert refusal(gallery.search, [picture("Bob")], faces="each") == line
+    assert refusal(gallery.add, "Zoe", []) == "Zoe: nothing was added, since no picture was given"
+
+
+def test_the_command_takes_folders(gallery, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("plsc.apps.gallery.gallery.open_network", lambda *_, **__: Pixels())
+    (tmp_path / "more/deep").mkdir(parents=True)
+    (tmp_path / "more/deep/1.png").write_bytes(picture("Bob", 9))
+    path = str(tmp_path / "a.gallery")
+    assert cli.main(["gallery", "add", path, "Bob", str(tmp_path / "more")]) == 0
+    assert "Bob: 1 picture added; 3 people" in capsys.readouterr().out
+    assert cli.main(["gallery", "search", path, str(tmp_path / "more")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/more/deep/1.png: Bob (")
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["gallery", "search", path, str(tmp_path / "empty")]) == 2
+    assert "empty: has no images (.jpg, " in capsys.readouterr().err
 
 
 def test_a_gallery_that_another_process_holds_is_one_line(gallery, tmp_path, monkeypatch):
