@@ -7,6 +7,7 @@ plsc ckpt average output --last 5 --output averaged
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -55,7 +56,9 @@ def average(run: str, last: int | None, target: str) -> str:
         classes=newest.classes(),
     )
     steps = ", ".join(f"{checkpoint.step:,}" for checkpoint in saved)
-    return f"{save(Path(target), content)}: the mean of {len(saved)} checkpoints, steps {steps}"
+    path = save(Path(target), content)
+    use = f"use it by plsc eval -c {quote(run)} -o {quote(f'Global.checkpoint={path}')}"
+    return f"{path}: the mean of {len(saved)} checkpoints, steps {steps}; {use}"
 
 
 class _MeanRows:

@@ -20,7 +20,9 @@ def test_network_and_centres_are_means_the_rest_is_the_newests(tmp_path):
     for seed, ranks in enumerate((2, 1, 3)):
         save_ranks(tmp_path / "checkpoints", 10 * seed, contents[seed], ranks)
     said = average(str(tmp_path), None, str(tmp_path / "mean"))
-    assert said == f"{tmp_path}/mean/step-00000020: the mean of 3 checkpoints, steps 0, 10, 20"
+    mean = f"{tmp_path}/mean/step-00000020"
+    use = f"use it by plsc eval -c {tmp_path} -o Global.checkpoint={mean}"
+    assert said == f"{mean}: the mean of 3 checkpoints, steps 0, 10, 20; {use}"
     made = Checkpoint.open(tmp_path / "mean" / "step-00000020")
     weights, rows = made.weights(), made.head(0, made.num_classes)
     for got, of in (
@@ -59,7 +61,10 @@ def run(tmp_path_factory):
 def test_a_run_is_averaged_and_used_but_not_resumed(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ckpt", "average", str(run), "--last", "2", "--output", "mean"]) == 0
-    assert capsys.readouterr().out == "mean/step-00000012: the mean of 2 checkpoints, steps 10, 12\n"
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "mean/step-00000012: the mean of 2 checkpoints, steps 10, 12; use it by plsc eval "
+    )
     use = [f"Global.output_dir={run}", "Global.checkpoint=mean"]
     assert 0 <= Entry(run / "config.yaml", use).evaluate()["accuracy"] <= 1
     new = [f"Global.output_dir={tmp_path}/new", "Global.init_from=mean", "Global.max_steps=1"]

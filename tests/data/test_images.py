@@ -50,7 +50,10 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
     ("data", "why"),
     [
         (b"", "the file is empty"),
-        (cv2.imencode(".jpg", np.zeros((12, 16), np.uint8))[1].tobytes()[:40], "JPEG is truncated or damaged"),
+        (
+            cv2.imencode(".jpg", np.zeros((12, 16), np.uint8))[1].tobytes()[:40],
+            "JPEG is truncated or damaged",
+        ),
         (cv2.imencode(".png", np.zeros((12, 16), np.uint8))[1].tobytes()[:40], "PNG is truncated or damaged"),
         (b"RIFF\x20\0\0\0WEBPVP8 ", "WebP is truncated or damaged"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "it is HEIC or AVIF; convert it to JPEG or PNG"),

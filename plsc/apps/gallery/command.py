@@ -86,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     listed.add_argument("name", nargs="?", help="the person's name")
     search = verb("search", _search, "find out whom pictures show", "the gallery's")
     search.add_argument(
-        "pictures", nargs="+", help="files or folders; if a file shows several faces, the largest is looked up"
+        "pictures",
+        nargs="+",
+        help="files or folders; if a file shows several faces, the largest is looked up",
     )
     both = verb("verify", _verify, "find out whether two pictures show one person", "sface")
     both.add_argument("a", help="a file")

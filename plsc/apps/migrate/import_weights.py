@@ -50,6 +50,11 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
     needs anything except tensors.
     """
     what = "weights file of PyTorch or Paddle"
+    if os.path.isdir(path):
+        raise UserError(
+            f"{escape(path)}: is a folder; name a weights file, and begin with a plsc run by "
+            f"Global.init_from={escape(path)}"
+        )
     with user_errors(path, what), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):

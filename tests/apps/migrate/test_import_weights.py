@@ -205,3 +205,8 @@ def test_what_is_there_is_not_replaced(tmp_path, net):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
+
+
+def test_a_run_as_weights_is_sent_to_init_from(tmp_path):
+    said = refusal(read_weights, str(tmp_path))
+    assert said.endswith(f"begin with a plsc run by Global.init_from={tmp_path}")
