@@ -37,6 +37,15 @@ def test_a_plan_that_does_not_fit_ends_with_1_and_remedies_that_are_not_set(tmp_
     assert "plan: too big  23 classes; take a larger disk, or take" in capsys.readouterr().out
 
 
+def test_a_plan_tells_a_warm_up_without_an_end_and_float16_on_a_cpu(tmp_path, capsys):
+    said = entry(tmp_path, "LRScheduler.warmup_epochs=99").dry_run()
+    assert "which is in the warm-up of 99 epochs: the full rate is never reached\n" in said
+    assert "warm-up" not in entry(tmp_path, "LRScheduler.warmup_epochs=0.5").dry_run()
+    plan = ["train", "--dry-run", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}/out"]
+    assert cli.main([*plan, "Global.amp=float16", "Global.device=cpu"]) == 1
+    assert "plan: refused  Global.amp is float16, which a CPU does not train in" in capsys.readouterr().out
+
+
 def test_more_ranks_than_processors_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     lines = entry(tmp_path).dry_run(3).splitlines()

@@ -159,7 +159,8 @@ Section.others = {
     "interclass_filtering_threshold": "use Head.filter_above",
     "lr": "use LRScheduler.learning_rate, which refers to all ranks' samples in a step",
     "m": "use Head.margin",
-    "margin_list": "use Head: {name: dist_arcface, margin: 0.5}",
+    "margin_list": "use Head: {name: dist_arcface, margin: b} for (1, b, 0), {name: dist_cosface, margin: c} "
+    "for (1, 0, c), else {name: dist_combined, margin1: a, margin2: b, margin3: c}",
     "network": "use Model.name",
     "num_classes": "classes are counted in the data",
     "num_epoch": "use Global.epochs",
@@ -174,6 +175,8 @@ Section.others = {
     "verbose": "use Global.eval_every_steps",
     "warmup_epoch": "use LRScheduler.warmup_epochs",
 }
+# Values of other programs -> ours.
+Section.other_values = {"sgd": "Momentum", "fp16": "float16", "bf16": "bfloat16"}
 Section.elsewhere = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*_keys(Config)])}
 
 

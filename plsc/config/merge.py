@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.errors import UserError, reading
+from plsc.errors import UserError, escape, reading
 from plsc.utils.files import read_regular
 from plsc.utils.section import formatted
 from plsc.utils.yaml_lines import KeyPath, parse
@@ -48,6 +48,11 @@ class MergedConfig:
         """Read a YAML file, or a folder's. A run is in the folder of its config.yaml. Raises
         MissingFileError."""
         asked, path = Path(path), config_file(Path(path))
+        if path.suffix == ".py" and path.is_file():
+            raise UserError(
+                f"{escape(path)}: is Python, and a config is YAML; docs/training.md has the key for each "
+                "setting of arcface_torch, and configs/recipes/ has whole configs"
+            )
         stems = {file.stem: str(file) for file in path.parent.glob("*.y*ml")}
         near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
         if Path(f"{asked}.yaml").is_file():  # a folder of pictures, beside the config that `plsc init` wrote

@@ -72,6 +72,11 @@ def dry_run(cfg: Config, ranks: int | None = None, model: Any = None) -> tuple[s
     if cfg.Global.init_from and not should_resume(cfg.Global):
         plan.append(f"plan: start    the weights of {cfg.Global.init_from}, and its centres by name")
     fits = run.dataset.num_classes <= most
+    if kind == environment.CPU and cfg.Global.amp == "float16":
+        plan.append(
+            "plan: refused  Global.amp is float16, which a CPU does not train in; set bfloat16 or null here"
+        )
+        return "\n".join([cfg.to_yaml(), *plan]), False
     if not fits:
         plan.append(f"plan: too big  {run.dataset.num_classes:,} classes; {', or '.join(_remedies(cfg))}")
     return "\n".join([cfg.to_yaml(), *plan]), fits
@@ -111,11 +116,19 @@ def plan_lines(run: Trainer) -> list[str]:
         "data": f"{len(run.dataset):,} images of {classes:,} classes, shape "
         f"{list(run.dataset.preprocessing.shape)}",
         "steps": f"{run.total_steps:,}, {run.steps_per_epoch:,} an epoch",
-        "lr": f"{begin}, {last} in the last step",
+        "lr": f"{begin}, {last} in the last step{_still_warming(run)}",
         "backbone": f"{type(run.backbone).__name__}, {trained:,} parameters",
         "head": f"{cfg.Head.name}, {_either(stop - start for start, stop in shards)} classes per rank",
     }
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+
+def _still_warming(run: Trainer) -> str:
+    """Return a note if the run ends before the learning rate's warm-up does."""
+    warmup = run.cfg.LRScheduler.warmup_epochs
+    if round(warmup * run.steps_per_epoch) < run.total_steps:
+        return ""
+    return f", which is in the warm-up of {warmup:g} epochs: the full rate is never reached"
 
 
 def crowd_lines(ranks: int) -> list[str]:

@@ -28,7 +28,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if re.fullmatch(r"i?r\d+", word):  # r50, as arcface_torch calls IResNet50
         word = f"iresnet{word.strip('ir')}"
     near = difflib.get_close_matches(word, lower, n=1, cutoff=0.6)
-    return lower[near[0]] if near else ""
+    # `dist_arcface` is what other programs call ArcFace. `arcface` keeps all classes on each rank.
+    return lower.get(f"dist_{near[0]}", lower[near[0]]) if near else ""
 
 
 class Registry(NamedTuple):

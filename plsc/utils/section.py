@@ -60,6 +60,7 @@ class Section(BaseModel):
 
     family: ClassVar[Sequence[type[Section]]] = ()  # the sections among which `name` chooses, see one_of
     elsewhere: ClassVar[Mapping[str, str]] = {}  # each key in the whole config -> the key with its sections
+    other_values: ClassVar[Mapping[str, str]] = {}  # value in another program, in small letters -> ours
     others: ClassVar[Mapping[str, str]] = {}  # another program's key -> what to write in its place
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -123,7 +124,9 @@ class Section(BaseModel):
             if any(other != path and other[: len(path)] == path for other in broken):
                 continue  # another alternative of a union, which has a mistake inside, is meant
             rule = " or ".join(dict.fromkeys(rules)).replace(" or must be ", " or ")
-            hint = did_you_mean(value, re.findall("'([^']+)'", rule))
+            hint = did_you_mean(
+                cls.other_values.get(str(value).lower(), value), re.findall("'([^']+)'", rule)
+            )
             mistakes.append(mistake(path, f"{rule} (got {formatted(value)}){hint}"))
         return mistakes
 
@@ -148,8 +151,11 @@ class Section(BaseModel):
         others = names_of([kind for kind in cls.family if key in kind.model_fields])
         if others:
             name = written.get("name", cls.model_fields["name"].default)
+            longer = [own for own in known if own.startswith(key)]  # margin1, margin2, margin3
+            instead = f", which has {', '.join(longer)}" if longer else ""
             return (
-                f"has no meaning with {name}, only with {', '.join(others)} (got {formatted(written[key])})"
+                f"has no meaning with {name}{instead}, only with {', '.join(others)} (got "
+                f"{formatted(written[key])})"
             )
         if key in cls.others:
             return f"unknown key; {cls.others[key]}"

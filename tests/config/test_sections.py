@@ -145,3 +145,27 @@ def test_wrong_further_sets_are_named_by_their_full_key(override, line):
 def test_arcface_torchs_names_of_backbones_lead_to_ours(name, ours):
     with pytest.raises(ConfigError, match=f"unknown backbone '{name}', did you mean '{ours}'"):
         load({"Model.name": name})
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("Optimizer.name=sgd", ", did you mean 'Momentum'?"),
+        ("Head.name=ArcFace", ", did you mean 'dist_arcface'?"),
+        ("Global.amp=fp16", ", did you mean 'float16'?"),
+    ],
+)
+def test_values_of_other_programs_lead_to_ours(override, hint):
+    assert refusal(load, None, [override], kind=ConfigError).endswith(hint)
+
+
+def test_the_margins_of_the_combined_head_are_named():
+    said = refusal(load, None, ["Head={name: dist_combined, margin: 0.3}"], kind=ConfigError)
+    assert (
+        "margin: has no meaning with dist_combined, which has margin1, margin2, margin3, only with " in said
+    )
+
+
+def test_a_python_config_is_sent_to_the_table(tmp_path):
+    (tmp_path / "r50.py").write_text("config.network = 'r50'")
+    assert "r50.py: is Python, and a config is YAML; docs/training.md" in refusal(load, tmp_path / "r50.py")
