@@ -48,6 +48,7 @@ _LEAST_STEPS = 300  # fewest steps that train a new network
 _KEY_OF_IMAGES = {"ImageFolder": "folder", "ImageList": "list", "RecImages": "path"}
 # Evaluations per run. With few pictures an epoch takes less time than an evaluation.
 _EVALUATIONS = 20
+_RECIPES = 50_000  # with so many classes, published recipes fit better than the rules below
 _RANKS = 2  # ranks in the suggested commands
 
 
@@ -119,7 +120,15 @@ def _share_to_hold_out(names: Sequence[str]) -> float | None:
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
-def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
+def packs_in(path: str) -> list[str]:
+    """List the verification packs in a folder with train.rec, as arcface_torch's sets have them, lfw.bin
+    first."""
+    if not os.path.isfile(os.path.join(path, "train.rec")):
+        return []
+    return sorted(map(str, Path(path).glob("*.bin")), key=lambda name: (Path(name).stem != "lfw", name))
+
+
+def recommend(seen: DataSummary, kind: str, path: str, output: str, packs: Sequence[str] = ()) -> dict:
     """Choose a config.
 
     Args:
@@ -127,9 +136,10 @@ def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
         kind: name of the class that reads the pictures.
         path: the pictures' path.
         output: the run's output folder.
+        packs: .bin packs to verify on, the main one first. Without any, held-out classes verify.
     """
     few = seen.pictures < _FEW_PICTURES
-    size = _size(seen, few)
+    size = [112, 112] if packs else _size(seen, few)
     batch = 128 if not few else 64 if seen.pictures > 4_000 else 32
     while batch > 2 and batch * _RANKS > seen.trained:
         batch //= 2
@@ -144,6 +154,10 @@ def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
         same["hold_out"] = seen.hold_out
     augmentation = {"crop": 0.2, **({} if seen.grey else {"flip": True, "colour": 0.3})}
     pairs = {"name": "ImagePairs", "images": path, **same} if seen.hold_out else None
+    tests = {"dataset": pairs}
+    if packs:
+        first, *others = ({"name": "BinPairs", "path": pack, **same} for pack in packs)
+        tests = {"dataset": first, "more": {Path(each["path"]).stem: each for each in others}}
     train = {"name": kind, _KEY_OF_IMAGES[kind]: path, **same, **augmentation}
     return {
         "Global": {**length, "eval_every": max(1, epochs // _EVALUATIONS), "output_dir": output},
@@ -151,7 +165,7 @@ def recommend(seen: DataSummary, kind: str, path: str, output: str) -> dict:
         "Head": {"margin": 0.1, "scale": 16.0} if seen.classes < _FEW_CLASSES else {},
         "LRScheduler": {"warmup_epochs": 1},
         "Optimizer": {"clip_norm": 5.0},
-        "DataLoader": {"Train": {"dataset": train, "batch_size": batch}, "Eval": {"dataset": pairs}},
+        "DataLoader": {"Train": {"dataset": train, "batch_size": batch}, "Eval": tests},
     }
 
 
@@ -201,7 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     images = open_images(path)
     seen = inspect_data(images, path)
-    values = recommend(seen, type(images).__name__, path, output)
+    if packs := packs_in(path):  # they verify, so all classes are trained
+        seen = seen._replace(hold_out=None, trained=seen.pictures)
+    values = recommend(seen, type(images).__name__, path, output, packs)
     load(values).check_data()
     classes = plural(seen.classes, "class", "classes")
     about = f"{plural(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
@@ -209,10 +225,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"# Written by plsc init for {escape(path)}: {about}.\n{dump_lines(values)}"
         replace_file(target, text.encode())
     pictures, config, run = (quote(escape(word)) for word in (path, target, output))
-    if seen.hold_out is None:
+    if packs:
+        print(f"it verifies on {', '.join(escape(Path(pack).name) for pack in packs)}")
+    elif seen.hold_out is None:
         print(
             "there are too few classes, or too few pictures per class, to hold some out: nothing is verified"
         )
+    if seen.classes >= _RECIPES:
+        print("configs/recipes/ has published settings for sets with so many classes (docs/training.md)")
     print(f"{escape(target)}: for {about}; next:")
     print(f"  plsc doctor -c {config}")
     each = values["DataLoader"]["Train"]["batch_size"]

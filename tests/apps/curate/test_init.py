@@ -1,5 +1,7 @@
 """plsc init: what it sees in a folder, what it writes, that this trains, and what it refuses."""
 
+import pickle
+
 import cv2
 import numpy as np
 import pytest
@@ -68,6 +70,24 @@ def test_a_folder_with_train_rec_as_arcface_torch_has_it(tmp_path, monkeypatch, 
     assert cli.main(["train", "-c", "ms1m.yaml", "--dry-run"]) == 0
     assert cli.main(["doctor", "-c", "ms1m.yaml"]) != 2
     assert 0 <= Entry("ms1m.yaml", ["Global.max_steps=2"]).train()["accuracy"] <= 1
+
+
+def test_packs_beside_train_rec_verify(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ms1m").mkdir()
+    write_rec(tmp_path / "ms1m/train.rec", [number // 6 for number in range(60)])
+    drawn = np.random.default_rng(0).integers(0, 256, (40, 112, 112, 3), np.uint8)
+    images = [cv2.imencode(".jpg", pixels)[1].tobytes() for pixels in drawn]
+    for name in ("agedb_30", "lfw"):
+        (tmp_path / f"ms1m/{name}.bin").write_bytes(pickle.dumps((images, [True, False] * 10)))
+    assert init("ms1m") == 0
+    assert "it verifies on lfw.bin, agedb_30.bin\n" in capsys.readouterr().out
+    loader = load("ms1m.yaml").DataLoader
+    assert loader.Eval.dataset.model_extra["path"] == "ms1m/lfw.bin"
+    assert loader.Eval.more["agedb_30"].model_extra["path"] == "ms1m/agedb_30.bin"
+    assert loader.Train.dataset.model_extra["size"] == (112, 112)
+    assert "hold_out" not in loader.Train.dataset.model_extra
+    assert "60 images of 10 classes" in Entry("ms1m.yaml").dry_run(1)
 
 
 def test_the_next_line_trains_three_pictures_too(tmp_path, monkeypatch, capsys):
