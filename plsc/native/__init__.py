@@ -135,8 +135,8 @@ def compiled() -> ctypes.CDLL | None:
         why = str(error) if _FILE.exists() else "not built"
     if why:
         get_logger().info(
-            f"kernels: none ({why}); everything runs on Paddle's operators, several times slower on a CPU; to "
-            "build them, install plsc again where there is a C++ compiler (g++)"
+            f"kernels: none ({why}); everything runs on Paddle's operators, several times slower on a CPU; "
+            "to build them, install plsc again where there is a C++ compiler (g++)"
         )
         return None
     for name, arguments in _ARGUMENTS.items():
