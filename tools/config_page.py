@@ -1,6 +1,6 @@
 """Write docs/config.md: an introduction and the list of all keys.
 
-The list is made from the texts, types and bounds in the sections of the config. Try it:
+The list is made from the texts, types and bounds in the config's sections. Try it:
 
 python tools/config_page.py
 """

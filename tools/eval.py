@@ -1,4 +1,4 @@
-"""Verify the newest checkpoint of a run: python tools/eval.py -c configs/"""
+"""Verify a run's newest checkpoint: python tools/eval.py -c configs/"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Export the newest checkpoint of a run: python tools/export.py -c configs/"""
+"""Export a run's newest checkpoint: python tools/export.py -c configs/"""
 
 import sys
 
