@@ -89,7 +89,7 @@ def test_a_rank_that_is_killed_in_a_save_keeps_nobody_waiting(launched, tmp_path
 
 @pytest.mark.parametrize("action", ["link", "one direction"])
 def test_a_cut_of_three_seconds_does_no_harm(launched, tmp_path, action):
-    hosts, job = launched(*SHORT, "Global.max_steps=400", "Global.epochs=400")
+    hosts, job = launched(*SHORT, "Global.max_steps=200", "Global.epochs=200")
     job.until_step(4)
     FAULTS[action][0](hosts, job)
     with pytest.raises(AssertionError):
@@ -97,4 +97,4 @@ def test_a_cut_of_three_seconds_does_no_harm(launched, tmp_path, action):
     hosts.mend(1)
     hosts.link(1, "up")
     assert job.wait() == [0, 0], job.text()
-    assert len(rows(tmp_path / "out")) == 400
+    assert len(rows(tmp_path / "out")) == 200

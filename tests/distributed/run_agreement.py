@@ -11,7 +11,8 @@ import numpy as np
 from plsc import distributed
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
-from plsc.training import agreement, build, run
+from plsc.errors import UserError
+from plsc.training import agreement, build, init_from, run
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import NO_PAIRS, TINY, Linear
 
@@ -158,5 +159,15 @@ if last:
     next((mine / "first/checkpoints/step-00000002").glob("head*")).unlink()
 line = refused("c", f"Global.init_from={mine / 'first'}")
 assert_refused(line, "the checkpoint step-00000002:", r"(has|have) \d files")
+
+
+def unreadable(*args):
+    raise UserError("cannot be read")
+
+
+load_backbone = init_from.load_backbone
+init_from.load_backbone = unreadable if last else load_backbone
+assert set(distributed.gather_objects(refused("c", start))) == {"cannot be read"}
+init_from.load_backbone = load_backbone
 assert not list(folder.glob("*/.start-*"))
 print(f"rank {distributed.rank()}: agreement ok")

@@ -31,6 +31,7 @@ def test_a_key_that_one_rank_has_not_set_differs():
     assert refusal(refuse_differences, [{"a.key": 2}, {}]) == text
 
 
-def test_another_number_of_threads_is_a_warning(caplog):
-    refuse_differences([{"threads": 1}, {"threads": 2}])
+def test_another_number_of_threads_and_another_processor_are_warnings(caplog):
+    refuse_differences([{"threads": 1, "processor": "A 1"}, {"threads": 2, "processor": "B 2"}])
+    assert "rank 0 has A 1, rank 1 has B 2 as its processor: the last bits of sums" in caplog.text
     assert "rank 0 has 1, rank 1 has 2 threads: the last bits of sums depend on their number" in caplog.text
