@@ -21,13 +21,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f", did you mean '{near}'?" if near else ""
 
 
-def nearest(word: object, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the known name that is most similar to `word`, or "" if none is similar."""
     lower = {name.lower(): name for name in known}
     word = str(word).lower()
     if re.fullmatch(r"i?r\d+", word):  # r50, as arcface_torch calls IResNet50
         word = f"iresnet{word.strip('ir')}"
-    near = difflib.get_close_matches(word, lower, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, lower, n=1, cutoff=cutoff)
     # `dist_arcface` is what other programs call ArcFace. `arcface` keeps all classes on each rank.
     return lower.get(f"dist_{near[0]}", lower[near[0]]) if near else ""
 

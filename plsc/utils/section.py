@@ -206,8 +206,10 @@ class ClassSection(Section, extra="allow"):
             if is_import_path(name):
                 return {}, [] if of_run else [mistake(("name",), str(error))]
             mistakes = [mistake(("name",), str(error))]
-            if given and (near := nearest(name, cls.registry.builtin)):  # its keys may be wrong, too
-                mistakes += cls.read_keywords({**written, "name": near})[1]
+            # A misspelt name does not hide the misspelt keys beside it.
+            if given and (near := nearest(name, cls.registry.builtin, cutoff=0.8)):
+                others = cls.read_keywords({**written, "name": near})[1]
+                mistakes += [each for each in others if each["type"].message_template != "is required"]
             return {}, mistakes
         own = {key: kind for key, kind in arguments.items() if key not in (*cls.model_fields, *cls.supplied)}
         keywords = TypedDict(name, own)
