@@ -23,6 +23,7 @@ import paddle
 
 from plsc import distributed, native
 from plsc.config import Config
+from plsc.data.dataset import make_sample, name_of
 from plsc.distributed import environment
 from plsc.errors import Mistakes, SeveralErrors, UserError, escape, in_one_line, writing
 from plsc.training.init_from import find_weights
@@ -270,10 +271,13 @@ def _data_facts(trainer: Any) -> dict[str, Any]:
     dataset = trainer.dataset
     name = "DataLoader.Train"
     facts = _set_facts(name, dataset, dataset.labels, dataset.num_classes)
+    shape = dataset.preprocessing.shape
     step = -(-len(dataset) // _MAX_NAMES) or 1
-    names = [_without_folders(dataset.name(index)) for index in range(0, len(dataset), step)]
+    names = [_without_folders(name_of(dataset.name, index)) for index in range(0, len(dataset), step)]
     facts[f"the names of the images of {name}"] = _digest([repr(names).encode()])
-    facts |= _picture_facts(name, lambda index: dataset.sample(index, 0), len(dataset), _TRAIN_PICTURES)
+    facts |= _picture_facts(
+        name, lambda index: make_sample(dataset, index, 0, shape), len(dataset), _TRAIN_PICTURES
+    )
     for number, (title, data) in enumerate(trainer.evaluator.sets.items(), 1):
         name = f"the evaluation set {number} ({_without_folders(title)})"
         facts |= _set_facts(name, data, data.labels, data.num_classes, data.count)

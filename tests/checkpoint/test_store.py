@@ -146,7 +146,7 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
     for rename in (False, True, True, False):  # a supervisor starts it again and again
         said = refusal(find, tmp_path, rename=rename)
         assert "no checkpoint is usable " in said
-        assert ": put a good copy back, or start a new run" in said
+        assert "; put a good copy back, or start a new run" in said
 
 
 def test_the_later_ones_are_set_aside(tmp_path):

@@ -64,7 +64,7 @@ def build_bank(
         bank = HostBank(shard, width, **options)
     elif compiled() is None:
         raise UserError(
-            f"Head.bank={kind} with Head.bank_dtype={dtype} needs the compiled kernels; install plsc "
+            f"{kind} with Head.bank_dtype={dtype} needs the compiled kernels; install plsc "
             "where there is a C++ compiler, or set Head.bank=host and Head.bank_dtype=float32",
             key="Head.bank",
         )

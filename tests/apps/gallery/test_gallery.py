@@ -49,7 +49,7 @@ def test_the_constructor_opens_a_gallery(gallery, tmp_path):
     again = Gallery(tmp_path / "a.gallery", Pixels())
     assert [*again] == NAMES and again.search([picture("Bob", 9)])[0].name == "Bob"
     assert repr(again) == f"<Gallery {tmp_path}/a.gallery: 3 people>"
-    assert "there is not a gallery" in refusal(Gallery, tmp_path / "none", kind=MissingFileError)
+    assert "there is no gallery" in refusal(Gallery, tmp_path / "none", kind=MissingFileError)
 
 
 def test_two_pictures_show_one_person_or_two():
@@ -171,7 +171,7 @@ def test_a_gallery_may_be_copied_replaced_and_restored_while_it_is_open(gallery,
     for call in (lambda: gallery.search(picture("Ann")), lambda: gallery.add("Eve", picture("Eve"))):
         assert "its embeddings come from another, and pixels is another network" in refusal(call)
     path.unlink()
-    assert "there is not a gallery" in refusal(len, gallery, kind=MissingFileError)
+    assert "there is no gallery" in refusal(len, gallery, kind=MissingFileError)
 
 
 def test_rights_stay_and_a_file_that_may_not_be_written_is_not_changed(gallery, tmp_path):
@@ -270,7 +270,7 @@ def test_another_network_is_refused(gallery, tmp_path):
 
 
 def test_what_is_no_gallery_is_refused(gallery, tmp_path):
-    assert "there is not a gallery; make one with plsc gallery build" in refusal(
+    assert "there is no gallery; make one with plsc gallery build" in refusal(
         Gallery.open, tmp_path / "none.gallery", kind=MissingFileError
     )
     (tmp_path / "text").write_text("I am no database" * 100)

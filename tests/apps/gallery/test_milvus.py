@@ -51,7 +51,7 @@ def test_a_gallery_in_milvus_answers_as_one_in_sqlite(tmp_path, monkeypatch):
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "milvus:none.db: there is not a gallery" in refusal(
+    assert "milvus:none.db: there is no gallery" in refusal(
         Gallery.open, "milvus:none.db", kind=MissingFileError
     )
     for url in ("milvus://host:19530/", "milvus://host:19530/a-b", "milvus:file"):

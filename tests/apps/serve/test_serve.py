@@ -121,7 +121,7 @@ def test_the_command(gallery, tmp_path, monkeypatch, capsys):
     assert "has 5 characters, a token has at least 16" in refusal(main, [str(tmp_path / "a.gallery")])
     monkeypatch.setenv(TOKEN, SECRET)
     assert cli.main(["serve", str(tmp_path / "none")]) == 2
-    assert "there is not a gallery" in capsys.readouterr().err
+    assert "there is no gallery" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path / "a.gallery"), "--port", "65536"])
     started = {}

@@ -221,7 +221,7 @@ def test_without_a_compiler_there_is_no_such_bank(tmp_path, monkeypatch):
     monkeypatch.setattr(banks_module, "compiled", lambda: None)
     for kind, dtype in KINDS:
         with pytest.raises(
-            UserError, match=f"^Head.bank: {kind} with {dtype} needs the compiled kernels; .*"
+            UserError, match=f"^Head.bank: {kind} with Head.bank_dtype={dtype} needs the compiled kernels; .*"
         ):
             make(kind, dtype, tmp_path)
     make("host", "float32", tmp_path)

@@ -42,12 +42,13 @@ def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkey
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     why = f"Head.bank_folder: {tmp_path}: cannot be written: No space left on device"
-    take = "the centres and their optimizer state need"
+    take = "class centres and optimizer need"
     assert refusal(FileRowStorage, tmp_path, 10**9, 8, np.float32) == (
-        f"{why}; {take} 32.0 GB: name another folder, or halve the size with Head.bank_dtype=bfloat16"
+        f"{why}; {take} 32.0 GB: set another Head.bank_folder, or halve the size with "
+        "Head.bank_dtype=bfloat16"
     )
     assert refusal(FileRowStorage, tmp_path, 10**6, 8, np.uint16) == (
-        f"{why}; {take} 16.0 MB: name another folder"  # it is bfloat16 already
+        f"{why}; {take} 16.0 MB: set another Head.bank_folder"  # it is bfloat16 already
     )
 
 
@@ -55,7 +56,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError,
-        match=r"^Head.bank_folder: .*/file/sub: cannot be written: Not a directory; the centres",
+        match=r"^Head.bank_folder: .*/file/sub: cannot be written: Not a directory; class centres",
     ):
         FileRowStorage(tmp_path / "file" / "sub", 1, 8, np.float32)
 
