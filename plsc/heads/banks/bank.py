@@ -232,7 +232,7 @@ class Selection(ABC):
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """Return a copy of some rows of the value `name` on the device.
+        """Copy some rows in the value `name` to the device.
 
         Args:
             name: "centres" or "bias".
@@ -251,7 +251,7 @@ class Selection(ABC):
     # -- gradients
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Set the gradient with respect to rows [start, stop) of the value `name`.
+        """Set the gradient for rows [start, stop) in the value `name`.
 
         All rows' gradients must be set before `update`. If `grad` is for all rows, `grad` itself is
         stored and not a copy.
@@ -272,7 +272,7 @@ class Selection(ABC):
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return memory for the gradient of the value `name`, [K, width] or [K]. A kernel writes to it."""
+        """Return memory for the gradient for the value `name`, [K, width] or [K]. A kernel writes to it."""
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
@@ -284,7 +284,7 @@ class Selection(ABC):
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return memory for the gradient of the value `name`, with K rows or more."""
+        """Return memory for the gradient for the value `name`, with K rows or more."""
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
@@ -297,8 +297,8 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Return two sums over this rank's selected rows: that of the squared centres, and that of their
-        squared gradient, float64 [2]."""
+        """Return the sum over the squared centres and the sum over their squared gradient, for this rank's
+        selected rows, float64 [2]."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
