@@ -1,7 +1,6 @@
 """tools/cluster/slurm.sbatch by a real Slurm of two nodes on this machine, with a rank on each."""
 
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from plsc.checkpoint.store import newest_step
 from tests.helpers.faults import FaultyNet
-from tests.helpers.launch import ROOT, launch
+from tests.helpers.launch import ROOT, free_port, launch
 from tests.helpers.tiny_runs import TINY, assert_equal_runs
 from tests.helpers.warm import all_ended
 
@@ -55,8 +54,8 @@ class Slurm:
 
     def __init__(self, folder):
         self.folder, self.daemons = folder, {}
-        host, port = os.uname().nodename.partition(".")[0], random.randrange(20000, 30000)
-        text = CONFIG.format(host=host, folder=folder, ports=range(port, port + 3))
+        host = os.uname().nodename.partition(".")[0]
+        text = CONFIG.format(host=host, folder=folder, ports=[free_port() for _ in range(3)])
         (folder / "slurm.conf").write_text(text)
         os.environ.update(SLURM_CONF=f"{folder}/slurm.conf", PYTHONPATH=str(ROOT))
         (folder / "munge.key").write_bytes(os.urandom(1024))

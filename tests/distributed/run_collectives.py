@@ -94,11 +94,13 @@ left = time.monotonic()
 d.barrier()
 assert left >= max(d.gather_objects(came)), "a barrier lets nobody go before all have come"
 if W > 1:
+    timed_out = d.Flag()
     if r == 0:
         with pytest.raises(TimeoutError, match=f"only 1 of {W} ranks reached barrier"):
             d.barrier(timeout=0.2)
-    else:
-        time.sleep(1)  # a rank that has ended would be reported
+        timed_out.set()
+    while not timed_out:  # a rank that has ended would be reported
+        time.sleep(0.05)
 
     port = int(os.environ["PADDLE_MASTER"].rpartition(":")[2])
     of_the_store = []

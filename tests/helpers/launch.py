@@ -2,6 +2,7 @@
 starts it."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,12 @@ from pathlib import Path
 from tests.helpers import warm
 
 ROOT = warm.ROOT
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens to. The system gives other programs others first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def _environment(more: Mapping[str, str | None]) -> dict[str, str]:

@@ -179,8 +179,8 @@ except UserError as error:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
     both = [subprocess.Popen([sys.executable, "-c", work], **pipes) for _ in range(2)]
     for process in both:
-        while "embedded" not in process.stdout.readline():
-            pass
+        while "embedded" not in (line := process.stdout.readline()):
+            assert line, "it has ended"
     for process in both:
         process.stdin.write("\n")
         process.stdin.flush()
