@@ -420,6 +420,15 @@ def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained
 # ---- checkpoints called newest and best, several sets, mirror images
 
 
+def test_a_set_that_fails_costs_no_other_its_results(trained, tmp_path):
+    bad = 'DataLoader.Eval.more.bad={name: "tests.training.test_evaluator:Unreadable"}'
+    there = [f"Global.checkpoint={checkpoint(trained)}", f"Global.output_dir={tmp_path}", bad]
+    said = refusal(entry(trained, *there).evaluate)
+    assert said.startswith("bad: Unreadable.image(37) (image 37): FileNotFoundError in image, ")
+    content = json.loads((tmp_path / "test" / "results.json").read_text())
+    assert list(content["sets"]) == ["noise pairs"]
+
+
 def test_several_sets_are_tested_together(trained, tmp_path, capsys):
     more = [
         'DataLoader.Eval.more.templates={name: "tests.training.test_evaluator:NoiseTemplates"}',

@@ -46,6 +46,11 @@ class Evaluation(BaseModel):
     value: FiniteFloat | None
     threshold: VerificationThreshold
 
+    def is_like(self, other: Evaluation) -> bool:
+        """Return whether the values can be compared: the same set, metric and use of mirror images."""
+        mine, theirs = ((each.set, each.metric, each.threshold.flip) for each in (self, other))
+        return mine == theirs
+
     def write(self, folder: Path) -> None:
         """Write the file into a checkpoint's folder. Raises OSError."""
         replace_file(folder / EVALUATION, self.model_dump_json(indent=1).encode() + b"\n")

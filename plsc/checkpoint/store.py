@@ -284,7 +284,7 @@ def best(root: Path) -> Path | None:
         if made is None or made.value is None:
             continue
         first = first or made
-        if (made.set, made.metric) == (first.set, first.metric) and made.value >= value:
+        if made.is_like(first) and made.value >= value:
             found, value = path, made.value
     return found
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plsc.errors import UserError, escape
+from plsc.errors import UserError, escape, in_one_line
 from plsc.utils.registry import Registry
 from plsc.utils.section import ClassSection, Section, one_of
 
@@ -123,7 +123,10 @@ class OwnScheduleCfg(LRSchedulerCfg, ClassSection):
         return self.build()
 
     def factor(self, step: int, progress: float, steps_per_epoch: int) -> float:
-        factor = self.made.factor(step, progress, steps_per_epoch)
+        try:
+            factor = self.made.factor(step, progress, steps_per_epoch)
+        except Exception as error:  # any error, since the class is a user's
+            raise UserError(f"step {step + 1:,}: {in_one_line(error)}", key="LRScheduler.name") from error
         if not (isinstance(factor, Real) and 0 <= factor < math.inf):
             what = f"gave '{escape(str(factor))}' in step {step + 1:,}; a factor is a number from 0 up"
             raise UserError(what, key="LRScheduler.name")

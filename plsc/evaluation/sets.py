@@ -21,7 +21,7 @@ from plsc.data.dataset import (
     check_array,
     check_labels,
 )
-from plsc.errors import Mistakes, UserError, in_one_line
+from plsc.errors import Mistakes, UserError, escape, in_one_line
 from plsc.evaluation.classification import Classification, classify
 from plsc.evaluation.identification import Identification, identify
 from plsc.evaluation.pair_checks import uninformative_pairs
@@ -61,7 +61,7 @@ class EvalSet:
     def __init__(self, data: Any, count: int):
         self.data = data
         self.count = count
-        self.title = data.title
+        self.title = escape(data.title)
         self.preprocessing = data.preprocessing
         self.images = data.images
         self.identities: np.ndarray | None = getattr(data, "identities", None)

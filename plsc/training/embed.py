@@ -114,6 +114,15 @@ def embed(
     training = backbone.training
     backbone.eval()
 
+    def read(first: int, last: int) -> np.ndarray:
+        pixels = images(first, last)
+        wanted = (last - first, *preprocessing.shape)
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != wanted:
+            is_array = isinstance(pixels, np.ndarray)
+            got = f"{pixels.dtype} {[*pixels.shape]}" if is_array else type(pixels).__name__
+            raise UserError(f"images({first}, {last}) gave {got}; it must give uint8 {[*wanted]}")
+        return pixels
+
     def through(pixels: np.ndarray) -> np.ndarray:
         rows = with_mirror(checked, to_input(pixels, preprocessing), flip).numpy()
         rows[pixels.reshape(len(pixels), -1).max(1) <= DARKEST] = 0
@@ -126,10 +135,10 @@ def embed(
 
     def share() -> np.ndarray:
         if start == stop:  # more ranks than images: embed one image anyway, to find D
-            return through(images(0, 1))[:0]
+            return through(read(0, 1))[:0]
         parts = []
         with Bar("embedding", stop - start, "images") as bar:
-            for pixels in ahead(images, start, stop, batch_size):
+            for pixels in ahead(read, start, stop, batch_size):
                 parts.append(through(pixels))
                 bar.update(len(pixels))
         return np.concatenate(parts)

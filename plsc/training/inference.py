@@ -63,11 +63,11 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
         load_rows(head, saved)
     evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
-    if evaluator.failures:
-        raise UserError("\n".join(evaluator.failures))
-    if distributed.rank() == 0:
+    if evaluator.rows and distributed.rank() == 0:  # also if some sets failed
         facts = {"checkpoint": str(saved.path), "step": saved.step}
         finish(cfg, evaluator, Path(cfg.Global.output_dir) / "test", f"checkpoint {saved.path}", facts)
+    if evaluator.failures:
+        raise UserError("\n".join(evaluator.failures))
     return evaluator.row
 
 
@@ -106,7 +106,8 @@ def finish(cfg: Config, evaluator: Evaluator, folder: Path, how: str, facts: dic
         "run plsc eval",
     ):
         page = write_results(folder, evaluator.sets, evaluator.results, rows, cfg.to_yaml(), summary, facts)
-    line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
+    without = f"{evaluator.main} was not evaluated" if evaluator.main else "nothing evaluated"
+    line = f"{result.headline} on {evaluator.main}" if result else without
     if "checkpoint" not in facts:
         line += f", newest checkpoint step {facts['step']}"
         if facts["best"]:

@@ -269,11 +269,10 @@ def test_a_full_disk_on_one_rank_is_reported_on_every_rank_and_loses_nothing(
     assert_holds(find(tmp_path, rename=True), content(2))
 
 
-def evaluated(path, value, title="pairs"):
+def evaluated(path, value, title="pairs", flip=False):
     """Write the evaluation of a checkpoint beside it."""
-    Evaluation(
-        set=title, metric="accuracy", value=value, threshold=VerificationThreshold(cosine=value)
-    ).write(path)
+    threshold = VerificationThreshold(cosine=value, flip=flip)
+    Evaluation(set=title, metric="accuracy", value=value, threshold=threshold).write(path)
 
 
 def test_prune_keeps_the_newest_whole_ones_and_the_best(tmp_path):
@@ -320,6 +319,8 @@ def test_the_best_is_always_one_that_exists(tmp_path):
     assert find(tmp_path, "best") == paths[1]
     evaluated(paths[4], 0.1, "other pairs")
     assert find(tmp_path, "best") == paths[4], "numbers of another set are not compared"
+    evaluated(paths[4], 0.1, flip=True)
+    assert find(tmp_path, "best") == paths[4], "nor are those without mirror images"
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path):

@@ -9,6 +9,7 @@ from plsc.errors import UserError
 from plsc.training.embed import embed, to_input
 from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.refusals import refusal
 
 PREPROCESSING = Preprocessing((1, 4, 3), mean=100.0, scale=0.01)
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 4, 3), np.uint8)
@@ -34,6 +35,21 @@ def test_the_batches_change_nothing(batch_size):
     assert found.dtype == np.float32 and found.shape == (7, 5)
     whole = rounded(net, lambda: net(to_input(IMAGES, PREPROCESSING)).numpy())
     assert_within(found, *whole, paths=2)
+
+
+@pytest.mark.parametrize(
+    "wrong, got",
+    [
+        (lambda pixels: pixels[:-1], "uint8 [2, 1, 4, 3]"),  # all later embeddings would be of other images
+        (lambda pixels: pixels[:, 0], "uint8 [3, 4, 3]"),
+        (lambda pixels: pixels / np.float32(255), "float32 [3, 1, 4, 3]"),
+        (list, "list"),
+    ],
+)
+def test_images_of_another_number_shape_or_dtype_are_refused(wrong, got):
+    read = lambda start, stop: wrong(IMAGES[start:stop])
+    said = refusal(embed, net_with_norm(), read, 7, PREPROCESSING, 3)
+    assert said == f"images(0, 3) gave {got}; it must give uint8 [3, 1, 4, 3]"
 
 
 @pytest.mark.parametrize("training", [True, False])

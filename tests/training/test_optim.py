@@ -1,6 +1,7 @@
 """Schedules by formula at their edges, and what one optimizer step does to each kind of parameter."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -12,6 +13,7 @@ from plsc.config.optimizer import MomentumOptimizerCfg
 from plsc.config.schedule import Schedule
 from plsc.errors import UserError
 from plsc.training.optim import build_optimizer
+from tests.helpers.tiny_runs import NO_PAIRS, train
 
 
 def rates(steps_per_epoch=10, total=40, **keys):
@@ -73,6 +75,31 @@ def test_a_factor_is_a_number_from_0_up(value, monkeypatch):
         return
     with pytest.raises(UserError, match="^LRScheduler.name: gave '.*' in step 1; a factor is"):
         rates(**own)
+
+
+def test_an_error_in_a_schedule_is_one_line(monkeypatch):
+    monkeypatch.setattr(Given, "value", property(lambda _: {}["warmth"]), raising=False)
+    line = "^LRScheduler.name: step 1: KeyError in .*: 'warmth'$"
+    with pytest.raises(UserError, match=line):
+        rates(name="tests.training.test_optim:Given", total=1)
+
+
+class Counted(Given):
+    value = 0.5
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.made.append(self)
+
+
+def test_a_schedule_of_ones_own_is_built_once(tmp_path, monkeypatch):
+    """Not for each rate: it may read a file, or have a state."""
+    monkeypatch.setattr(Counted, "made", [])
+    assert rates(name="tests.training.test_optim:Counted", total=1000) == [0.05] * 1000
+    assert len(Counted.made) == 1
+    own = 'LRScheduler={name: "tests.training.test_optim:Counted"}'
+    train(tmp_path, NO_PAIRS, own)
+    assert len(Counted.made) == 2
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
