@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.evaluation import Evaluation
 from plsc.distributed.environment import by_paddles_launcher
+from plsc.errors import UserError
 from plsc.training.part import state_of
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
@@ -87,7 +90,7 @@ class Checkpoints:
             step=run.step,
             epoch=run.epoch,
             states=states,
-            rows=run.head.bank.state(),
+            rows={name: _Finite(name, array) for name, array in run.head.bank.state().items()},
             num_classes=run.head.shard.num_classes,
             shard=(run.head.shard.start, run.head.shard.stop),
             config=run.cfg.plain(),
@@ -116,3 +119,38 @@ class Checkpoints:
                 f"this checkpoint took {seconds:.0f} s; Paddle's launcher kills the ranks 33 s after "
                 "SIGTERM, so a save after SIGTERM may not succeed: set Checkpoint.every_steps to lose less"
             )
+
+
+class _Finite:
+    """Reads an array's rows for a checkpoint, and refuses rows that are not finite.
+
+    The rows are checked while they are in the processor's cache, since they are written next.
+
+    Args:
+        name: name of the array.
+        array: float32, or bfloat16's bits as uint16, [S, ...]; an array or an object that is read by slice.
+    """
+
+    def __init__(self, name: str, array: Any):
+        self.name = name
+        self.array = array
+        self.dtype = array.dtype
+        self.shape = array.shape
+        self.code = getattr(array, "code", None)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Return the rows. Raises UserError if a number is not finite."""
+        found = np.ascontiguousarray(self.array[rows])
+        flat = found.reshape(-1)
+        if found.dtype == np.uint16:
+            finite = ((flat & 0x7F80) != 0x7F80).all()
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = flat @ flat  # faster than a look at each number, but it may overflow
+            finite = np.isfinite(total) or np.isfinite(flat).all()
+        if not finite:
+            raise UserError(f"a number of {self.name} is not finite")
+        return found

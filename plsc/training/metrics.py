@@ -8,7 +8,7 @@ Try it: `read_metrics("output/faces/metrics.jsonl")`.
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,24 @@ class Metrics:
         self.path = Path(folder) / "metrics.jsonl"
         rows = read_metrics(self.path) if self.path.exists() else []
         self._copied = {_kind(row): row["step"] for row in rows}  # row kind -> last step in the copies
-        replace_file(self.path, b"".join(_line(row) for row in rows if row["step"] <= step))
-        # If the disk is full, rows wait in the buffer.
-        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (open as long as the run)
+        self._rewrite(row for row in rows if row["step"] <= step)
         self._loggers: dict[str, Any] = {}
         for name in loggers:
             with self._may_fail(name):
                 self._loggers[name] = LOGGERS[name](self.path.parent)
+
+    def drop_evaluation(self, step: int) -> None:
+        """Drop the rows of a step's evaluation, because the step will be evaluated again.
+
+        A run that is killed between these rows and the evaluation.json of the checkpoint leaves them.
+        """
+        self._file.close()
+        self._rewrite(row for row in read_metrics(self.path) if row["step"] != step or "eval" not in row)
+
+    def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        replace_file(self.path, b"".join(map(_line, rows)))
+        # If the disk is full, rows wait in the buffer.
+        self._file = open(self.path, "ab", buffering=2**20)  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row. Its values are str, bool, None, numbers, 0-d arrays or tensors."""
@@ -104,7 +115,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-            assert isinstance(row["step"], int)
+            assert type(row["step"]) is int  # and no bool
             rows.append(row)
         except (AssertionError, ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)

@@ -10,7 +10,7 @@ class GradientNorm(Part):
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,14 @@ import paddle
 from plsc import distributed
 from plsc.data.loader import Batch
 from plsc.errors import UserError
+
+# The keys of a row in metrics.jsonl that no part may set, and the other arguments of Progress.update.
+_OF_ROWS = frozenset(
+    [
+        *("step", "epoch", "eval", "loss", "accuracy", "lr", "images_per_second", "data_wait", "skipped"),
+        *("self", "images", "waited", "means", "taken"),
+    ]
+)
 
 
 class Part:
@@ -29,7 +37,8 @@ class Part:
     Attributes:
         name: the part's name in checkpoints and metrics.jsonl, for its state and its loss.
         numbers: numbers by name, for the next log line and row in metrics.jsonl. They may be tensors. Every
-            rank converts them to floats, but only when a row is due.
+            rank converts them to floats, but only when a row is due. If the row has such a name already, the
+            part's name and a slash precede it.
     """
 
     name: str
@@ -94,6 +103,16 @@ def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | 
         "tensor with one number, such as plsc.distributed.global_mean makes, or None",
         key="Parts",
     )
+
+
+def numbers_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the numbers of all parts by name. None of them replaces another number of the row."""
+    numbers: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.numbers.items():
+            taken = name in numbers or name in _OF_ROWS or name.startswith("loss/")
+            numbers[f"{part.name}/{name}" if taken else name] = value
+    return numbers
 
 
 def state_of(owner: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Progress:
         self._images = 0
         self._counted = 0  # samples in the means
         self._sums: dict[str, Any] = {}
+        self._no_numbers: set[str] = set()  # names of which a warning was given
         self._start = self._line_start = self._epoch_start = time.monotonic()
 
     def update(
@@ -87,7 +88,8 @@ class Progress:
         if step % self._every == 0 or step == self._total:
             if self._counted:
                 means = {name: float(total) / self._counted for name, total in self._sums.items()}
-            read = {name: float(value) for name, value in {**means, **numbers}.items()}
+            read = {name: float(value) for name, value in means.items()}
+            read.update(self._as_floats(numbers))
             seconds = max(now - self._line_start, 1e-9)
             rate = self._images / seconds
             data_wait = min((waited - self._waited) / seconds, 1.0)
@@ -110,6 +112,18 @@ class Progress:
             get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec")
             self._epoch_start = now
         return row
+
+    def _as_floats(self, numbers: Mapping[str, Any]) -> dict[str, float]:
+        """Convert the parts' numbers. Skip whatever is not a number, with a warning for each name."""
+        floats = {}
+        for name, value in numbers.items():
+            try:
+                floats[name] = float(value)
+            except (TypeError, ValueError):
+                if name not in self._no_numbers:
+                    self._no_numbers.add(name)
+                    get_logger().warning(f"Parts: '{name}' is no number but {value!r:.80}; it is not logged")
+        return floats
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

@@ -37,19 +37,14 @@ from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
 from plsc.training.load_weights import load_rows, refuse_other_run
 from plsc.training.metrics import Metrics
+from plsc.training.not_finite import AS_THEY_WERE, refuse_not_finite
 from plsc.training.optim import BackboneOptimizer
 from plsc.training.parallel_backbone import ParallelBackbone, Statistics
-from plsc.training.part import Part, loss_of, state_of
+from plsc.training.part import Part, loss_of, numbers_of, state_of
 from plsc.training.progress import Progress
 from plsc.training.step_row import StepRow, StepSummary, unpack
 from plsc.training.watchdog import Watchdog
 from plsc.utils.logging import get_logger, warn_on_rank_0
-
-_AS_THEY_WERE = (
-    "the checkpoints were not changed; lower LRScheduler.learning_rate, lengthen its warm-up, set "
-    "Optimizer.clip_norm, or look for a division by 0 in the network; if this error returns at once, "
-    "start again with Global.overwrite=true, which deletes the run"
-)
 
 
 class Trainer:
@@ -159,6 +154,8 @@ class Trainer:
         self.watchdog.step_started(self.step)
         began = time.monotonic()
         if self.step and self._evaluates and not distributed.run_on_rank_0(self._evaluated):
+            if metrics:
+                metrics.drop_evaluation(self.step)
             with self._pause():  # the run ended between the checkpoint and its evaluation
                 self._evaluate()
         while self.step < self.total_steps and not self.stopped:
@@ -170,7 +167,7 @@ class Trainer:
         self.seconds = time.monotonic() - began
         overflows = self.network.loss_scale.overflows if self.network.loss_scale else 0
         if not self.stopped and 0 < self.step <= self.skipped + overflows:
-            raise UserError(f"all {self.step:,} steps were skipped, so nothing was trained; {_AS_THEY_WERE}")
+            raise UserError(f"all {self.step:,} steps were skipped, so nothing was trained; {AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
         """Train the epoch's remaining steps, but not beyond the run's end."""
@@ -227,6 +224,10 @@ class Trainer:
         else:
             if summary.bad_weights:
                 self._refuse_weights(f"step {self.step + 1}", before, found=True)
+            if summary.bad_head:  # no later step can repair a centre either
+                number = out.selection.first_not_finite()
+                name = "" if number is None else f"the centre of class {number:,}"
+                refuse_not_finite(f"step {self.step + 1}", name)
             before.restore()
             undo_head()
             self._report_skipped(rate, summary)
@@ -307,14 +308,10 @@ class Trainer:
             found: whether a non-finite weight is known to exist. The check may have overwritten
                 it, so that no name is found.
         """
-        names = distributed.gather_objects(self.network.not_finite(before))
-        if found and not any(names):
-            names[0] = "a weight"
-        for rank, name in enumerate(names):
-            if name:
-                raise UserError(
-                    f"{when}: {name} of the backbone, on rank {rank}, is not finite; {_AS_THEY_WERE}"
-                )
+        name = self.network.not_finite(before)
+        if found and not any(distributed.gather_counts(bool(name))):
+            name = "a weight"
+        refuse_not_finite(when, f"{name} of the backbone" if name else "")
 
     def _report_skipped(self, rate: float, summary: StepSummary) -> None:
         """Log why a step was skipped. Raises UserError if Global.max_skipped steps in a row were skipped."""
@@ -336,7 +333,7 @@ class Trainer:
         )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
         if self._skipped_in_a_row == most:
-            raise UserError(f"{line}, and {most} steps in a row had to be skipped; {_AS_THEY_WERE}")
+            raise UserError(f"{line}, and {most} steps in a row had to be skipped; {AS_THEY_WERE}")
         if distributed.rank() == 0:
             get_logger().warning(f"{line}; step skipped ({self._skipped_in_a_row} of {most} in a row)")
 
@@ -347,9 +344,7 @@ class Trainer:
         parts' numbers."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
-        numbers: dict[str, Any] = {}
-        for part in self.parts:
-            numbers.update(part.numbers)
+        numbers = numbers_of(self.parts)
         if self.skipped:
             numbers["skipped"] = self.skipped
         rate, images = self.schedule(self.step - 1), sum(batch.counts)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from plsc import distributed as d
+from plsc.data.transforms import ORDER, generator
+from plsc.errors import CorruptImageError
 from plsc.utils.logging import get_logger, setup_logging
 from tests.helpers.broken_weights import PLACES, broken
 from tests.helpers.poison import everything, leave_out, poisoned, states_before_steps
@@ -92,6 +94,26 @@ for head in ("arcface", "dist_arcface"):
     assert re.fullmatch(
         rf"sample {12 - 12 // W} of the 12 in this step has label \d+, but labels .*; {12 // W} such .*", line
     )
+
+# Images that cannot be decoded: one on the first rank and one on the last are more than 1 in 100 of 115,
+# but not on either rank alone.
+trainer = make_trainer(folder / "corrupt", *overrides)
+loader, sound = trainer.loader, trainer.dataset.sample
+order = loader._order(generator(loader.seed, 0, use=ORDER))
+damaged = {order[loader.shares(0)[0][0]], order[12 + loader.shares(1)[-1][0]]}
+
+
+def damaged_sample(index, epoch):
+    if index in damaged:
+        raise CorruptImageError("not an image")
+    return sound(index, epoch)
+
+
+loader.probe = lambda: None
+trainer.dataset.sample = damaged_sample
+line = refused_on_every_rank(lambda: trainer.train(None))
+assert line.startswith("2 images of an epoch cannot be decoded: synthetic class "), line
+assert len(loader.corrupt.replaced) == (r in (0, W - 1)) and loader.corrupt.limit == 1
 
 # A weight, statistics or a centre that become NaN on one rank end the run on all, by the same line.
 for place, text in PLACES.items():

@@ -176,6 +176,15 @@ def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     assert "ERROR sample 7: the picture is broken" in said_by(tmp_path, 1).splitlines()
 
 
+def test_a_centre_of_rank_1_that_is_not_finite_ends_both_by_one_line(tmp_path):
+    part = 'Parts=[{name: "tests.helpers.broken_weights:Break", place: centres, rank: 1}]'
+    words = ["train", "--ranks", "2", "-c", TINY, "-o", HALF, "Global.output_dir=out", part]
+    done = run_forked("-m", "plsc", *words, cwd=tmp_path, check=False, timeout=60)
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+    assert done.returncode == 2
+    assert "step 3: the centre of class 12, on rank 1, is not finite; the checkpoints were" in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["1", "0"])
 def test_all_ranks_skip_what_one_cannot_use(tmp_path, kernels):

@@ -18,8 +18,7 @@ PLACES = {
     "prelu._weight": "prelu._weight of the backbone, on rank {rank}, is not finite",
     "norm._mean": "norm._mean of the backbone, on rank {rank}, is not finite",  # no step of training reads it
     "norm._variance": "norm._variance of the backbone, on rank {rank}, is not finite",
-    "centres": "the head's loss, or its gradient with respect to the embeddings or the class centres, is "
-    "not finite",
+    "centres": ", on rank {rank}, is not finite",  # after "the centre of class"
 }
 
 
@@ -41,7 +40,7 @@ class Break(Part):
 
     name = "break"
 
-    def __init__(self, place: str, rank: int):  # "": nothing
+    def __init__(self, place: str, rank: int = 0):  # "": nothing
         self.place, self.rank = place, rank
 
     def update(self, run: Trainer) -> None:
@@ -51,7 +50,8 @@ class Break(Part):
             bank, rows = run.head.bank, {}
             for name, array in bank.state().items():
                 rows[name] = np.array(array[:])
-            rows["centres"][0] = np.nan
+            half = rows["centres"].dtype == np.uint16  # the bits of bfloat16
+            rows["centres"][0] = 0x7FC0 if half else np.nan
             bank.load_rows(0, rows)
         else:
             tensor = run.backbone.state_dict()[self.place]

@@ -39,7 +39,7 @@ def test_a_damaged_line_anywhere_is_dropped_with_one_warning(tmp_path, capsys):
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     lines[1] = b"\0" * 40 + b"\n"  # what ext4 and XFS leave after a power failure
     lines[3] = b"\xff{}\n"
-    lines[4] = b'{"loss": 1.0}\n'
+    lines[4] = b'{"step": true}\n'
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
     left = [rows_up_to(6)[index] for index in (0, 2, 5)]
     capsys.readouterr()

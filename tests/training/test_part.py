@@ -1,6 +1,7 @@
 """A user's own parts: named in the config, called in training, saved and resumed, and what is refused."""
 
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -11,9 +12,38 @@ from plsc.errors import UserError
 from plsc.training.build import build_trainer
 from plsc.training.part import Part, arrays_on_rank_0
 from tests.helpers.refusals import refusal
-from tests.helpers.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, part_of, rows, train
+from tests.helpers.tiny_runs import (
+    NO_PAIRS,
+    TINY,
+    assert_same_arrays,
+    checkpoint,
+    make_trainer,
+    part_of,
+    rows,
+    train,
+)
 
 OWN = "Parts=[tests.training.test_part:Counting]"
+
+
+class Naming(Part):
+    """Its numbers are called as others of the row are."""
+
+    name = "naming"
+    numbers: ClassVar[dict] = {"step": 99, "loss": 99.0, "eval": 1, "counted": 7, "images": 5, "mine": 1}
+
+    def update(self, run):
+        pass
+
+
+def test_a_parts_number_replaces_no_other(tmp_path):
+    both = "Parts=[tests.training.test_part:Counting, tests.training.test_part:Naming]"
+    train(tmp_path, NO_PAIRS, "Global.max_steps=2", both)
+    found = rows(tmp_path)
+    assert [(row["step"], row["counted"], row["mine"]) for row in found] == [(1, 1, 1), (2, 2, 1)]
+    assert all(row["loss"] < 99 for row in found)
+    own = {"naming/step", "naming/loss", "naming/eval", "naming/counted", "naming/images"}
+    assert all({key: row[key] for key in own} == dict(zip(sorted(own), (7, 1, 5, 99, 99))) for row in found)
 
 
 class Counting(Part):

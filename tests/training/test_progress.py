@@ -96,6 +96,16 @@ def test_waiting_for_data_is_a_share(capsys, clock):
     assert lines == ["data wait 90 % 8.000 img/s", "8.000 img/s", "data wait 34 % 8.000 img/s"]
 
 
+def test_what_is_no_number_is_skipped_with_one_warning(capsys):
+    progress = Progress(total_steps=4, steps_per_epoch=4, every=2)
+    rows = [progress.update(n, 1.0, 0.1, 8, word="abc", rows=[1, 2], right=2) for n in range(1, 5)]
+    assert [(set(row) & {"word", "rows", "right"}, row["right"]) for row in rows if row] == [
+        ({"right"}, 2)
+    ] * 2
+    found = capsys.readouterr().out
+    assert found.count("WARNING") == 2 and "WARNING Parts: 'word' is no number but 'abc'; it is not" in found
+
+
 def test_numbers_are_read_only_when_they_are_printed(capsys):
     class OnDevice:
         reads = 0

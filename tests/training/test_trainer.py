@@ -1,6 +1,7 @@
 """The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it
 refuses."""
 
+import contextlib
 import shutil
 from itertools import islice
 
@@ -16,7 +17,7 @@ from plsc.errors import CorruptImageError
 from plsc.training.build import build_trainer
 from plsc.training.dry_run import plan_lines
 from plsc.training.evaluator import Evaluator
-from plsc.training.metrics import read_metrics
+from plsc.training.metrics import Metrics, read_metrics
 from tests.heads import reference
 from tests.helpers.bounds import assert_within, perturbed
 from tests.helpers.refusals import refusal
@@ -231,6 +232,19 @@ def test_a_run_that_ended_before_its_evaluation_evaluates_when_it_is_resumed(scr
     assert later.checkpoints.best()["step"] == 8
 
 
+def test_an_evaluation_that_is_made_again_has_its_rows_once(tmp_path):
+    """The run was killed between the rows of the evaluation and its file beside the checkpoint."""
+    train(tmp_path, "Global.max_steps=8", "Global.eval_every_steps=4")
+    before = rows(tmp_path, evaluations=True)
+    (checkpoint(tmp_path, 8) / "evaluation.json").unlink()
+    trainer = make_trainer(tmp_path, "Global.max_steps=8", "Global.eval_every_steps=4")
+    trainer.resume(checkpoint(tmp_path, 8))
+    with contextlib.closing(Metrics(tmp_path, step=8)) as metrics:
+        trainer.train(metrics)
+    assert rows(tmp_path, evaluations=True) == before and steps(before) == [4, 8]
+    assert steps(rows(tmp_path)) == [*range(1, 9)] and (checkpoint(tmp_path, 8) / "evaluation.json").exists()
+
+
 class MorePairs(NoisePairs):
     def __init__(self):
         super().__init__(num_pairs=45)
@@ -317,6 +331,16 @@ def test_too_many_corrupt_images_end_a_run_before_its_first_step(tmp_path):
     trainer = make_trainer(tmp_path, NO_PAIRS, damaged)
     said = refusal(trainer.train, None, kind=CorruptImageError)
     assert said.startswith("2 of 115 images tried cannot be decoded: synthetic class") and trainer.step == 0
+
+
+def test_too_many_corrupt_images_end_a_run_at_the_step_that_meets_them(tmp_path):
+    """1 in 100 may be replaced. The images tried before the first step were sound, as in a larger set."""
+    damaged = 'DataLoader.Train.dataset={name: "tests.helpers.tiny_runs:DamagedSynthetic", damaged: 2}'
+    trainer = make_trainer(tmp_path, NO_PAIRS, damaged, "Checkpoint.every_steps=1", "Checkpoint.keep=99")
+    trainer.loader.probe = lambda: None
+    said = refusal(trainer.train, None, kind=CorruptImageError)
+    assert said.startswith("2 images of an epoch cannot be decoded: synthetic class 0, sample ")
+    assert 0 < trainer.step < 10 and checkpoints(tmp_path) == [*range(1, trainer.step + 1)]
 
 
 # ---- what it refuses

@@ -306,6 +306,21 @@ class Selection(ABC):
             sums.add_(paddle.stack([_square(part) for part in parts]))
         return sums
 
+    @paddle.no_grad()
+    def first_not_finite(self) -> int | None:
+        """Return the first class among the rows whose centre or bias is not finite, or None.
+
+        A centre whose square overflows counts as not finite. The host waits for the device.
+        """
+        for name in self.bank.names:
+            for start in range(0, self.count, self.bank.rows_at_once):
+                rows = self.rows(name, start, min(start + self.bank.rows_at_once, self.count))
+                bad = np.flatnonzero(~paddle.isfinite(rows * rows).numpy().reshape(len(rows), -1).all(axis=1))
+                if len(bad):
+                    row = start + int(bad[0])
+                    return self.bank.shard.start + (row if self.index_K is None else int(self.index_K[row]))
+        return None
+
     # -- update
 
     def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
