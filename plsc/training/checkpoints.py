@@ -128,7 +128,8 @@ class _Finite:
 
     Args:
         name: name of the array.
-        array: float32, or bfloat16's bits as uint16, [S, ...]; an array or an object that is read by slice.
+        array: float32, or bfloat16's bits as uint16, [S, ...]. It may also be an object whose slices are
+            arrays.
     """
 
     def __init__(self, name: str, array: Any):

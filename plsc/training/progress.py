@@ -122,7 +122,9 @@ class Progress:
             except (TypeError, ValueError):
                 if name not in self._no_numbers:
                     self._no_numbers.add(name)
-                    get_logger().warning(f"Parts: '{name}' is no number but {value!r:.80}; it is not logged")
+                    get_logger().warning(
+                        f"Parts: '{name}' is not a number but {value!r:.80}; it is not logged"
+                    )
         return floats
 
     @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Refused(Exception):
 def _dtype(code: str, *_: object) -> np.dtype:
     dtype = np.dtype(code)
     if dtype.kind not in "biufc":
-        raise Refused(f"an array of numpy type '{code}', which is no number")
+        raise Refused(f"an array of numpy type '{code}', which is not a number")
     return dtype
 
 

@@ -72,7 +72,7 @@ def test_what_is_between_is_bfloat16_and_parameters_have_gradients_of_float32():
 
 
 def test_dropout_keeps_the_mean():
-    """1 / (1 - p) is no number of bfloat16: numbers are multiplied in float32, and rounded after that."""
+    """bfloat16 cannot represent 1 / (1 - p), so numbers are multiplied in float32 and rounded after that."""
     drop = Dropout(0.3)
     with Addresses(drop, 0).use(0, 0, 4):
         out = drop(paddle.full([4, 1000], 3.0).astype("bfloat16")).astype("float32").numpy()

@@ -103,7 +103,8 @@ def test_what_is_no_number_is_skipped_with_one_warning(capsys):
         ({"right"}, 2)
     ] * 2
     found = capsys.readouterr().out
-    assert found.count("WARNING") == 2 and "WARNING Parts: 'word' is no number but 'abc'; it is not" in found
+    assert "WARNING Parts: 'word' is not a number but 'abc'; it is not" in found
+    assert found.count("WARNING") == 2
 
 
 def test_numbers_are_read_only_when_they_are_printed(capsys):

@@ -83,7 +83,7 @@ def test_a_file_that_asks_for_a_function_is_refused_and_nothing_is_run(load, pro
 
 def test_arrays_of_objects_or_records_and_other_codecs_are_refused(load):
     said = refused(load, pickle.dumps(np.array([1, "a"], object)))
-    assert said.startswith("refused: the file asks for an array of numpy type 'O8', which is no number")
+    assert said.startswith("refused: the file asks for an array of numpy type 'O8', which is not a number")
     assert "'V8'" in refused(load, pickle.dumps(np.zeros(2, "i4,i4")))
     assert "the codec rot13" in refused(
         load, b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
