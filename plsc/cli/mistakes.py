@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from plsc.distributed import environment
+from plsc.distributed import environment, peers
 from plsc.errors import UserError, escape_lines, in_one_line
 
 # Errors of the machine, which are not defects of plsc -> the remedy.
@@ -39,13 +39,6 @@ def _wait_for_the_first_rank() -> None:
         signal.sigtimedwait([signal.SIGTERM], _HEAD_START)
 
 
-def _tell_other_machines(problem: str) -> None:
-    from plsc.config.run import GlobalCfg
-    from plsc.distributed import peers
-
-    peers.tell_other_machines(problem, GlobalCfg.model_fields["hang_seconds"].default)
-
-
 def without_traceback(act: Callable[[], int | None], debug: bool = False, of_all_ranks: bool = False) -> int:
     """Call `act`, and return its exit code.
 
@@ -60,7 +53,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False, of_all
             they get its mistake, and end, too.
     """
     environment.before_paddle()
-    tell = _tell_other_machines if of_all_ranks else lambda problem: None
+    tell = peers.tell_other_machines if of_all_ranks else lambda problem: None
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:

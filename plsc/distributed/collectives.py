@@ -41,7 +41,7 @@ PIECE_BYTES = 64 << 20  # most bytes that a rank sends in one all_gather of an a
 def init(
     device: str = "auto",
     threads: int | None = None,
-    hang_seconds: float = 600,
+    hang_seconds: float = peers.HANG_SECONDS,
     problem: UserError | None = None,
 ) -> None:
     """Choose the same device kind on all ranks. If there are several ranks, start fleet's collective mode.

@@ -8,9 +8,12 @@ times slower. The user's settings are never overridden.
 
 import logging
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
+
+from plsc.errors import UserError
 
 AUTO = "auto"
 CPU = "cpu"
@@ -60,6 +63,24 @@ def local_size_from_env() -> int:
 def by_paddles_launcher() -> bool:
     """Return whether Paddle's launcher has started this rank. No other program sets this variable."""
     return "PADDLE_RANK_IN_NODE" in os.environ
+
+
+def refuse_ignored_nnodes() -> None:
+    """Raise UserError if Paddle's launcher has ignored its option --nnodes.
+
+    It does so if PADDLE_TRAINER_ENDPOINTS is in its environment, as in a shell inside a rank of another job.
+    Each machine would then train alone.
+    """
+    if not by_paddles_launcher():
+        return
+    words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace")
+    asked = re.search(r"\0--nnodes[=\0](\d+)\0", words)
+    nodes = os.environ.get("PADDLE_NNODES")
+    if asked and nodes and int(asked[1]) != int(nodes):
+        raise UserError(
+            f"Paddle's launcher was started with --nnodes {asked[1]}, and has started a launch of {nodes}; "
+            "unset the variables PADDLE_* of another job, such as PADDLE_TRAINER_ENDPOINTS"
+        )
 
 
 def forget_other_master() -> None:

@@ -62,7 +62,8 @@ def for_gloo() -> str | None:
         ) from error
     # If rank 0 listens on loopback, too, both machines are this one.
     if ipaddress.ip_address(address).is_loopback and master_from_env()[0] != host:
-        raise UserError(f"the launch calls this machine {host}, {address}: others cannot reach it; {remedy}")
+        also = "" if host == address else f", {address}"
+        raise UserError(f"the launch calls this machine {host}{also}: others cannot reach it; {remedy}")
     known = addresses()
     if address not in known:
         own = ", ".join(f"{name} {ip}" for ip, name in known.items())

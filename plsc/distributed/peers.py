@@ -37,6 +37,7 @@ from plsc.distributed.environment import (
 from plsc.errors import UserError
 
 SILENCE = 28.0  # seconds, fewer than Gloo's 30, so that the line names the rank that is gone
+HANG_SECONDS = 600.0  # default of Global.hang_seconds, for a rank whose config cannot be read
 _BEAT = 1.0  # seconds
 _REMIND = 30.0  # seconds between two lines about missing ranks
 _LONGEST_HELLO = 1 << 16  # bytes
@@ -188,17 +189,15 @@ def meet(hang_seconds: float, problem: UserError | None = None) -> None:
     atexit.register(_peers.leave)
 
 
-def tell_other_machines(problem: str, patience: float) -> None:
+def tell_other_machines(problem: str) -> None:
     """Deliver to all ranks a mistake that this rank has found before `meet`, and wait until it is delivered.
 
     Otherwise the ranks of other machines would wait for this one. Does nothing after `meet`, or if all ranks
     are on this machine, whose launcher ends them.
-
-    patience: seconds to wait for the other ranks.
     """
     if not _met and by_paddles_launcher() and world_size_from_env() > local_size_from_env():
         with contextlib.suppress(UserError, LostRankError, OSError):
-            meet(patience, UserError(problem))
+            meet(HANG_SECONDS, UserError(problem))
 
 
 def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from plsc.distributed import environment, network_interface
+from tests.helpers.launch import ROOT, run_python
 from tests.helpers.refusals import refusal
 
 
@@ -46,6 +47,7 @@ def test_the_interface_has_the_address_of_the_launch(several_machines, host):
             "box-7f3a.invalid",
             "the launch calls this machine box-7f3a.invalid, which has no IPv4 address, and Paddle",
         ),
+        ("127.0.0.1", "the launch calls this machine 127.0.0.1: others cannot reach it"),
         ("10.0.0.9", r"no interface has the address 10.0.0.9 \(there are lo 127.0.0.1, eth0 10.77.0.11\)"),
     ],
 )
@@ -62,6 +64,20 @@ def test_another_programs_master_is_forgotten(monkeypatch):
     monkeypatch.setenv("PADDLE_MASTER", "10.77.0.10:8090")
     environment.forget_other_master()
     assert environment.master_from_env() == ("10.77.0.10", 8090) and "MASTER_ADDR" not in os.environ
+
+
+@pytest.mark.parametrize("words", [["--nnodes", "2"], ["--nnodes=2"]])
+def test_a_launcher_that_ignored_its_nnodes_is_refused(words):
+    """The launcher's stand-in starts a rank with the number of machines that it has taken."""
+    rank = "from plsc.distributed import environment; environment.refuse_ignored_nnodes()"
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {rank!r}]).returncode)"
+    for nodes, line in (
+        ("2", ""),
+        ("1", "was started with --nnodes 2, and has started a launch of 1; unset"),
+    ):
+        env = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_NNODES": nodes}
+        ended = run_python("-c", code, *words, "train.py", cwd=ROOT, check=False, **env)
+        assert (ended.returncode == 0) == (not line) and line in ended.stderr, ended.stderr
 
 
 def test_two_launches_on_this_machine_may_meet_on_loopback(several_machines, monkeypatch):

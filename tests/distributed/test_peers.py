@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from plsc.config.run import GlobalCfg
 from plsc.distributed import peers
 from plsc.distributed.peers import LostRankError, Peers
 from tests.helpers.launch import ROOT, free_port, start_python
@@ -123,6 +124,10 @@ def test_a_rank_of_another_launch_ends_all():
     assert meet(["", ""], counts=[2, 3]) == [line] * 2
     line = "UserError: two ranks have the number 1 (PADDLE_TRAINER_ID)" + remedy
     assert meet(["", "", ""], ranks=4, numbers=[0, 1, 1]) == [line] * 3
+
+
+def test_a_rank_without_a_config_waits_as_long_as_by_default():
+    assert GlobalCfg().hang_seconds == peers.HANG_SECONDS
 
 
 def test_another_program_is_sent_away(monkeypatch, caplog):
