@@ -15,6 +15,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there, or name another folder"),
     errno.EFBIG: "name a folder on another file system, or raise the limit (ulimit -f)",
     errno.ENAMETOOLONG: "give it a shorter name",
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR), "move what is there, or name another folder"),
     errno.ENETUNREACH: "bring the loopback interface up (ip link set lo up)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }

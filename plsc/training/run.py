@@ -68,7 +68,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
                 get_logger().error(failures[-1])
             if failures:
                 get_logger().error(
-                    f"the training is finished and its checkpoints are complete, but there were "
+                    "the training is finished and its checkpoints are complete, but it logged "
                     f"{plural(len(failures), 'error')}, see above; correct what they name, and run plsc eval"
                 )
         return {

@@ -295,6 +295,7 @@ def test_a_reader_that_has_left_is_no_mistake(call):
             "ERROR a\\x1b/b: No space left on device; free some space there, or name another folder",
         ),
         (errno.ENAMETOOLONG, "ERROR a\\x1b/b: File name too long; give it a shorter name"),
+        (errno.EISDIR, "ERROR a\\x1b/b: Is a directory; move what is there, or name another folder"),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(capsys, code, line):
