@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import alternate
+from benchmarks.measure import alternate, from_clone
 from plsc.errors import UserError
 from plsc.evaluation.search import GALLERY, QUERIES, search
 from plsc.utils.text import table
@@ -90,7 +90,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 def evaluation(args: argparse.Namespace) -> dict:
     """Measure templates, pairs and the search in a gallery."""
     here = str(Path(__file__).parents[1])
-    ways = {"new": (here, _PLSC), **({"old": (str(args.old), _PLSC)} if args.old else {})}
+    ways = {"new": (here, _PLSC), **({"old": (str(args.old.resolve()), _PLSC)} if args.old else {})}
     if importlib.util.find_spec("sklearn"):
         ways["scikit-learn"] = here, _SKLEARN
     found: dict[str, list[list]] = {name: [] for name in ways}
@@ -143,7 +143,7 @@ def _write(args: argparse.Namespace, folder: str) -> None:
 
 def _run(clone: str, code: str, *arguments: str) -> list:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", from_clone(clone, code), *arguments],
         env={**os.environ, "PYTHONPATH": clone},
         capture_output=True,
         text=True,

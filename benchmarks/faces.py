@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import alternate, reset_resident_peak, resident_bytes
+from benchmarks.measure import alternate, from_clone, reset_resident_peak, resident_bytes
 from plsc.errors import UserError
 from plsc.evaluation.search import GALLERY, search
 from plsc.utils.text import table
@@ -67,7 +67,7 @@ def faces(args: argparse.Namespace) -> dict:
     if not photos:
         raise UserError(f"{args.photos}: has no photos in folders of people")
     here = str(Path(__file__).parents[1])
-    clones = {"new": here, **({"old": str(args.old)} if args.old else {})}
+    clones = {"new": here, **({"old": str(args.old.resolve())} if args.old else {})}
     with tempfile.TemporaryDirectory() as folder:
 
         def build(name: str) -> None:
@@ -95,7 +95,11 @@ def faces(args: argparse.Namespace) -> dict:
 def _run(clone: str, code: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": clone}
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", from_clone(clone, code), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise UserError(f"{clone}: {done.stderr.strip().splitlines()[-1]}")

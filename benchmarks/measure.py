@@ -89,6 +89,12 @@ def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def from_clone(clone: str, code: str) -> str:
+    """Return code that imports from a clone when `python -c` runs it. Python would import from the current
+    folder first."""
+    return f"import sys; sys.path[0] = {clone!r}\n{code}"
+
+
 def processor() -> str:
     """Return the system's name for the processor, or "unknown"."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -2,6 +2,8 @@
 
 import json
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,12 @@ def test_a_part_measures_and_writes_its_numbers(part, capsys):
 def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(capsys):
     assert without_traceback(lambda: benchmark.main(["head", "-o", "Head.scal=3"])) == 2
     assert capsys.readouterr().err == "ERROR -o Head.scal=3: Head.scal: unknown key, did you mean 'scale'?\n"
+
+
+def test_another_clone_is_imported_although_the_current_folder_has_the_package(tmp_path, monkeypatch):
+    for place in ("here", "clone"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "measured.py").write_text(f"place = {place!r}")
+    monkeypatch.chdir(tmp_path / "here")
+    code = measure.from_clone(str(tmp_path / "clone"), "import measured; print(measured.place)")
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "clone\n"
