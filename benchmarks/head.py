@@ -18,12 +18,13 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import measure, run_ranks
+from benchmarks import MAIN, measure, run_ranks
 from benchmarks.machine import describe_machine, format_machine
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, help="threads per rank; default: an equal share of the processors"
     )
     parser.add_argument("--device-way", action="store_true", help="use Paddle's operators, as on devices")
+    parser.add_argument("--old", type=Path, help="a built clone to compare with; processes take turns")
     parser.add_argument("--no-dense", action="store_true", help="skip the dense head")
     parser.add_argument("--runs", type=int, default=5, help="runs of each, in turn; medians count")
     add_overrides(parser, "as in training")
@@ -64,11 +66,31 @@ def head(args: argparse.Namespace) -> dict:
     if args.row:
         (classes,), (rate,) = args.classes, args.rate
         return measure_row(config(args, rate), classes, args)
-    rows = [_in_new_processes(*each, args) for each in itertools.product(args.classes, args.rate, args.ranks)]
+    measured = _in_turn_with_old if args.old else _in_new_processes
+    rows = [measured(*each, args) for each in itertools.product(args.classes, args.rate, args.ranks)]
     return {**describe_machine(), "rows": rows}
 
 
-def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
+def _in_turn_with_old(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
+    """Measure a row in both clones, `args.runs` times in turn. The medians count."""
+    mains = {"new": MAIN, "old": args.old.resolve() / "benchmarks" / MAIN.name}
+    found: dict[str, list[dict]] = {name: [] for name in mains}
+    for _ in range(args.runs):
+        for name, main in mains.items():
+            found[name].append(_in_new_processes(classes, rate, ranks, args, main))
+    medians = {
+        (name, key): statistics.median(row[key] for row in rows)
+        for name, rows in found.items()
+        for key in ("step_seconds", "peak_bytes")
+    }
+    new = {key: medians["new", key] for key in ("step_seconds", "peak_bytes")}
+    over_old = {f"{key}_over_old": new[key] / medians["old", key] for key in new}
+    return {**found["new"][0], **new, **over_old}
+
+
+def _in_new_processes(
+    classes: int, rate: float, ranks: int, args: argparse.Namespace, main: Path = MAIN
+) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         row = Path(folder, "row.json")
         arguments = ["head", "--classes", classes, "--rate", rate, "--batch", args.batch]
@@ -77,7 +99,7 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
         asked = [str(argument) for argument in arguments]
-        last_line = run_ranks(asked, ranks, Path(folder, "log"))
+        last_line = run_ranks(asked, ranks, Path(folder, "log"), main)
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())
@@ -221,7 +243,8 @@ def show(result: dict) -> str:
         [row[name] for name in columns]
         + [1e3 * row["step_seconds"], row["step_over_products"], row["step_over_dense"]]
         + [row["peak_bytes"] / 2**20]
+        + [row.get(f"{key}_over_old") for key in ("step_seconds", "peak_bytes")]
         for row in result["rows"]
     ]
-    headers = [*columns, "step, ms", "x products", "x dense", "peak, MB"]
+    headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "x old", "MB x old"]
     return f"{format_machine(result)}\n{table(rows, headers)}"

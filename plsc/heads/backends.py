@@ -18,10 +18,11 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import native as kernels
+from plsc.distributed import world_size
 from plsc.distributed.device import on_device, tensor_of, to_device
 from plsc.heads.banks.bank import Bank, Selection
-from plsc.heads.blocks import Block, TargetRows, logits_dtype, plan_blocks, rounded
-from plsc.heads.constants import count_up, whole
+from plsc.heads.blocks import Block, TargetRows, Vectors, logits_dtype, plan_blocks, rounded
+from plsc.heads.constants import count_up, filled, whole
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.segments import ClassSums
 from plsc.heads.spec import HeadSpec
@@ -29,6 +30,7 @@ from plsc.native import onednn
 from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 
+_LEAST_SHARE = 46.0  # -log(1e-20)
 LOWEST = -1e30  # replaces a logit that is excluded. It is finite, because -inf - (-inf) would be NaN.
 
 
@@ -73,16 +75,40 @@ class TargetPositions:
     Attributes:
         sample_P: indices of the P samples whose class is in this shard, int64 [P], ordered by `column_P`.
         column_P: index of each such sample's class among the selected rows, int64 [P].
-        owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device.
+        owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device. None if
+            all classes are in this shard.
     """
 
     sample_P: np.ndarray
     column_P: np.ndarray
-    owned_N: paddle.Tensor
+    owned_N: paddle.Tensor | None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What all ranks know about the N samples after the forward pass. All tensors are float32 [N].
+
+    Attributes:
+        other_N: logarithm of the sum of exp(logit) over the logits other than the target, from all ranks.
+        target_N: the target logits, with margin and scale.
+        loss_N: the losses, without the margin's penalty.
+        rest_N: 1 - p(target).
+    """
+
+    other_N: paddle.Tensor
+    target_N: paddle.Tensor
+    loss_N: paddle.Tensor
+    rest_N: paddle.Tensor
+
+    @property
+    def lse_N(self) -> paddle.Tensor:
+        """The logarithm of each sample's softmax denominator."""
+        return self.target_N + self.loss_N
 
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
-    """Return whether `KernelBackend` can compute a step of the head on this device.
+    """Return whether `KernelBackend` can compute a step of the head on this device. All ranks agree, but a
+    rank without rows takes `PaddleBackend`.
 
     Args:
         spec: the head's properties.
@@ -93,7 +119,6 @@ def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool
         kernels.multiplies()
         and (spec.compute_dtype == "float32" or onednn.has_bfloat16())
         and not on_device()
-        and selection.count > 0
         and not inspected
         and spec.sub_centres == 1
         and not spec.changes_others
@@ -104,7 +129,8 @@ def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool
 class KernelBackend:
     """Computes a step with compiled kernels, which read rows in host memory.
 
-    `forward` and `backward` take and return the same as those of `PaddleBackend`.
+    `forward` and `backward` take and return the same as those of `PaddleBackend`, except that the gradient
+    with respect to the embeddings lacks the factor. `HeadStep` applies it after the sum over the ranks.
 
     Args:
         spec: the head's properties.
@@ -157,10 +183,13 @@ class KernelBackend:
         max_N = tensor_of(max_N)
         return max_N, max_N, sum_N
 
-    def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
+    def backward(self, losses: Losses, slope_N, scaled_ND, factor) -> paddle.Tensor:
+        dtarget_N = -losses.rest_N * slope_N
         dtarget_P = dtarget_N.numpy()[self._sample_P] if len(self._sample_P) else None
         grads = {name: self.selection.gradient(name) for name in self.selection.bank.names}
-        grad_ND = self._softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
+        grad_ND = self._softmax.backward(
+            losses.lse_N, dtarget_P, scaled_ND * factor, grads["centres"], grads.get("bias")
+        )
         if self.selection.bank.bias:
             grads["bias"].multiply_(factor)
         self.memory.give_back(self.exps)
@@ -173,12 +202,14 @@ class PaddleBackend:
     No decision in Python depends on a value on the device. The host therefore never waits for the device,
     except if the bank stores its rows in host memory.
 
-    In each block, the target logits are excluded. Let M_b be the maximum of a sample's remaining logits, and
-    R_b the sum of exp(logit - M_b). Paddle's softmax of these logits overwrites them, to save memory. The
-    largest number in it is 1 / R_b. The derivative of the loss with respect to a logit is the softmax times
-    R_b exp(M_b - lse), where lse is the logarithm of the softmax denominator over all classes. The factor R_b
-    exp(M_b - lse) is one number per sample. It is not multiplied with the softmax [N, b], but with the
-    smaller [N, D] operands of the matrix products.
+    In each block, the target logits are excluded. Paddle's softmax of the remaining logits overwrites them,
+    to save memory. Let rest be 1 - p, where p is the probability for the sample's class, and let q be the
+    part of rest that the block's classes have. The derivative of the loss with respect to another logit is
+    the softmax times rest q. The derivative with respect to the target logit is the margin's slope times
+    -rest. Therefore -slope / q is written into the softmax at the target. The factor rest q is one number per
+    sample. It is not multiplied with the softmax [N, b], but with the smaller [N, D] operands of the matrix
+    products. If one block has all classes, q is 1. Sub-centres and margins that change other logits compute
+    the targets' gradients apart, by `TargetRows`.
 
     Args:
         spec: the head's properties.
@@ -204,20 +235,44 @@ class PaddleBackend:
     ):
         self.spec = spec
         self.selection = selection
+        self._is_alone = not spec.sharded or world_size() == 1
+        self._positions = positions
         selected = selection.count
         column_N = np.zeros(len(x_ND), np.int64)
         column_N[positions.sample_P] = positions.column_P
-        self._targets = TargetRows(spec, selection, x_ND, to_device(column_N)) if selected else None
-        self.plain_N = self._targets.plain_N if selected else paddle.zeros([len(x_ND)])
-        self._positions = positions
+        self._column_N = to_device(column_N)
         sizes = len(x_ND), selected, selection.bank.width, spec.sub_centres
         block, fits = plan_blocks(*sizes, spec.budget, spec.compute_dtype)
         self.spans = [(start, min(start + block, selected)) for start in range(0, selected, block)]
+        self._targets = self._first = None
+        if not selected:
+            self.plain_N = paddle.zeros([len(x_ND)])
+        elif spec.targets_apart:
+            self._targets = TargetRows(spec, selection, x_ND, self._column_N)
+            self.plain_N = self._targets.plain_N
+        else:
+            self._first = self._block(0, selected) if len(self.spans) == 1 else None
+            self.plain_N = self._compare_targets(x_ND)
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
         # M_b [N] and R_b [N] of each block.
         self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         self._x_ND = rounded(scaled_ND, logits_dtype(spec, spec.compute_dtype))
+
+    def _block(self, start: int, stop: int) -> Block:
+        return Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
+
+    def _compare_targets(self, x_ND: paddle.Tensor) -> paddle.Tensor:
+        """Compute each sample's similarity with its own class, float32 [N]."""
+        if self._first:  # its rows have length 1 already
+            rows_ND = paddle.gather(self._first.centres.values, self._column_N)
+        else:
+            rows_ND = self.selection.gather("centres", self._column_N)
+            rows_ND = Vectors(rows_ND, self.spec.margin is not None).values
+        plain_N = (rows_ND * x_ND).sum(axis=1)
+        if self.selection.bank.bias:
+            plain_N = plain_N + self.selection.gather("bias", self._column_N)
+        return plain_N
 
     def forward(
         self, cosines: tuple[paddle.Tensor, paddle.Tensor] | None
@@ -239,18 +294,21 @@ class PaddleBackend:
             return lowest_N, lowest_N, paddle.zeros([samples])
         plain = []
         for span in self.spans:
-            block, logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(*span)
+            block, logit_Nb, plain_Nb, slope_Nb, _ = self._logits(*span)
             # argmax and a gather need one pass over the logits. max and argmax would need two.
-            largest_N2 = paddle.stack([count_up(len(logit_Nb)), logit_Nb.argmax(axis=1)], axis=1)
-            max_N = paddle.gather_nd(logit_Nb, largest_N2)
+            largest_N1 = logit_Nb.argmax(axis=1, keepdim=True)
+            # With broadcast=True, which changes nothing here, Paddle copies all logits.
+            max_N = paddle.take_along_axis(logit_Nb, largest_N1, 1, broadcast=False).flatten()
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             F.softmax_(logit_Nb, 1)
-            sum_N = paddle.gather_nd(logit_Nb, largest_N2).reciprocal()
-            if (overflow := block.centres.overflow) is not None:
-                sum_N = sum_N + overflow
+            most_N = paddle.take_along_axis(logit_Nb, largest_N1, 1, broadcast=False).flatten()
+            one = block.centres.one_or_nan
+            sum_N = most_N.reciprocal() if one is None else one / most_N
             self._maxima_and_sums.append((max_N, sum_N))
+            if slope_Nb is not None:
+                logit_Nb.multiply_(slope_Nb)
             if self._kept is not None:
-                self._kept.append((block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)))
+                self._kept.append((block, logit_Nb))
         if len(self.spans) == 1:
             ((max_N, sum_N),) = self._maxima_and_sums
             return max_N, plain[0], sum_N
@@ -277,7 +335,7 @@ class PaddleBackend:
             them
         - the nearest sub-centres [N, b, J], see `Block.logits`, or None for J = 1
         """
-        block = Block(self.spec, self.selection, start, stop, self.spec.compute_dtype)
+        block, self._first = self._first or self._block(start, stop), None
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
         self._exclude_targets(logit_Nb, start, stop)
         if not self.spec.changes_others:
@@ -299,74 +357,91 @@ class PaddleBackend:
         These target logits have no margin. The softmax denominator contains the target logit with margin
         instead, which may be much smaller.
         """
-        owned_N = self._positions.owned_N
-        column_N = self._targets.column_N
-        if (start, stop) != (0, self.selection.count):
-            owned_N = owned_N * ((whole(start) <= column_N) & (column_N < whole(stop))).astype("float32")
-            column_N = (column_N - whole(start)).clip(0, stop - start - 1)
-        paddle.index_put_(logit_Nb, [count_up(len(logit_Nb)), column_N], owned_N * LOWEST, True)
+        self._add_at_targets(logit_Nb, filled([len(logit_Nb)], LOWEST), start, stop)
 
-    def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> paddle.Tensor:
-        """Multiply a block's softmax by the logits' derivatives, if a margin has changed the
-        logits. Return the result [N, b J], rounded for the matrix products."""
-        if slope_Nb is not None:
-            softmax_Nb.multiply_(slope_Nb)
-        return block.round_weights(softmax_Nb, nearest_NbJ)
+    def _add_at_targets(
+        self, matrix_Nb: paddle.Tensor, number_N: paddle.Tensor, start: int, stop: int
+    ) -> None:
+        """Add each sample's number to the column of its class in a block's matrix, in place. If the class is
+        outside the block, add 0."""
+        column_N = self._column_N
+        if self._positions.owned_N is not None:
+            number_N = number_N * self._positions.owned_N
+        if (start, stop) != (0, self.selection.count):
+            number_N = number_N * ((whole(start) <= column_N) & (column_N < whole(stop))).astype("float32")
+            column_N = (column_N - whole(start)).clip(0, stop - start - 1)
+        paddle.index_put_(matrix_Nb, [count_up(len(matrix_Nb)), column_N], number_N, True)
 
     def backward(
-        self,
-        lse_N: paddle.Tensor,
-        dtarget_N: paddle.Tensor,
-        x_ND: paddle.Tensor,
-        factor: paddle.Tensor,
+        self, losses: Losses, slope_N: paddle.Tensor, scaled_ND: paddle.Tensor, factor: paddle.Tensor
     ) -> paddle.Tensor:
-        """Compute the gradient of the sum of all losses with respect to the scaled embeddings, float32 [N,
-        D]. Store the gradients with respect to the selected rows in the selection.
+        """Compute the gradient with respect to the scaled embeddings, float32 [N, D]. Store the gradients
+        with respect to the selected rows in the selection.
 
         Args:
-            lse_N: logarithm of each sample's softmax denominator, float32 [N].
-            dtarget_N: derivative of each sample's loss with respect to its `plain_N` times the scale, float32
-                [N]. It is 0 if the sample's class is in another shard.
-            x_ND: scaled embeddings times `factor`, float32 [N, D].
-            factor: gradient with respect to the mean loss, divided by N, float32 scalar. Only the gradients
-                in the selection include this factor.
+            losses: result of the forward pass.
+            slope_N: derivatives of the target cosines with margin, float32 [N]. They are 0 if the sample's
+                class is in another shard.
+            scaled_ND: scaled embeddings, float32 [N, D].
+            factor: gradient with respect to the mean loss, divided by N, float32 scalar. The gradients in the
+                selection include it. The result includes it unless `HeadSpec.targets_apart`.
         """
         if not self.spans:
-            return paddle.zeros_like(x_ND)
-        grad_ND, by_row_ND = self._targets.gradient(dtarget_N, x_ND)
-        for number, (max_N, sum_N) in enumerate(self._maxima_and_sums):
+            return paddle.zeros_like(scaled_ND)
+        if self._targets:
+            scaled_ND = scaled_ND * factor
+            lse_N = losses.lse_N
+            grad_ND, by_row_ND = self._targets.gradient(-losses.rest_N * slope_N, scaled_ND)
+        else:
+            rest_N, target_N = losses.rest_N * factor, -slope_N
+            grad_ND = None
+        for number, (start, stop) in enumerate(self.spans):
             if self._kept is None:
-                block, logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(*self.spans[number])
-                F.softmax_(logit_Nb, 1)
-                weight_Nb = self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
+                block, weight_Nb, _, slope_Nb, nearest_NbJ = self._logits(start, stop)
+                F.softmax_(weight_Nb, 1)
+                if slope_Nb is not None:
+                    weight_Nb.multiply_(slope_Nb)
             else:
-                block, weight_Nb = self._kept[number]
+                (block, weight_Nb), nearest_NbJ = self._kept[number], None
                 self._kept[number] = None
-            share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
-            part_ND, by_rows = block.gradient(weight_Nb, share_N1, x_ND)
-            grad_ND.add_(part_ND)
-            self.selection.set_gradient("centres", block.start, block.stop, by_rows)
+            if self._targets:
+                max_N, sum_N = self._maxima_and_sums[number]
+                share_N = sum_N * (max_N - lse_N).exp()
+            else:
+                share_N, own_N = self._share(number, losses.other_N, rest_N, target_N)
+                self._add_at_targets(weight_Nb, own_N, start, stop)
+            weight_Nb = block.round_weights(weight_Nb, nearest_NbJ)
+            part_ND, by_rows = block.gradient(weight_Nb, share_N.unsqueeze(1), scaled_ND)
+            grad_ND = part_ND if grad_ND is None else grad_ND.add_(part_ND)
+            self.selection.set_gradient("centres", start, stop, by_rows)
             if self.selection.bank.bias:
-                by_bias = paddle.matmul(share_N1 * factor, weight_Nb.astype("float32"), transpose_x=True)
-                self.selection.set_gradient("bias", block.start, block.stop, by_bias.flatten())
+                by_bias = paddle.matmul(share_N.unsqueeze(0), weight_Nb.astype("float32"))
+                self.selection.set_gradient("bias", start, stop, by_bias.flatten())
         self._kept = None
-        self._add_targets(by_row_ND, dtarget_N * factor if self.selection.bank.bias else None)
+        if self._targets:
+            self._add_targets(by_row_ND)
         return grad_ND
 
-    def _add_targets(self, by_row_ND: paddle.Tensor, by_bias_N: paddle.Tensor | None) -> None:
+    def _add_targets(self, by_row_ND: paddle.Tensor) -> None:
         """Add the parts that come from the target logits to the gradients in the selection. Samples of the
         same class are summed first.
 
         Args:
             by_row_ND: gradient with respect to each sample's class row, [N, J D].
-            by_bias_N: gradient with respect to the bias of each sample's class, [N], or None without bias.
         """
         positions = self._positions
-        if not len(positions.sample_P):
-            return
-        sums = ClassSums(positions.column_P)
-        sample_P = to_device(positions.sample_P)
-        self.selection.add_gradient("centres", sums.class_U, sums.of(paddle.gather(by_row_ND, sample_P)))
-        if by_bias_N is not None:
-            by_bias_P1 = paddle.gather(by_bias_N, sample_P).unsqueeze(1)
-            self.selection.add_gradient("bias", sums.class_U, sums.of(by_bias_P1).flatten())
+        if len(positions.sample_P):
+            sums = ClassSums(positions.column_P)
+            by_row_PD = paddle.gather(by_row_ND, to_device(positions.sample_P))
+            self.selection.add_gradient("centres", sums.class_U, sums.of(by_row_PD))
+
+    def _share(self, number: int, other_N, rest_N, target_N) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return a block's rest q and -slope / q, each [N].
+
+        If q is below 1e-20, it is taken as 1e-20. The error is far below the rounding of the target's part.
+        """
+        if self._is_alone and len(self.spans) == 1:
+            return rest_N, target_N
+        max_N, sum_N = self._maxima_and_sums[number]
+        less_N = (other_N - (max_N + sum_N.log())).clip(max=_LEAST_SHARE)
+        return rest_N * (-less_N).exp(), target_N * less_N.exp()

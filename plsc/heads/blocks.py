@@ -112,15 +112,13 @@ class Vectors:
     Args:
         given: original vectors, float32 [n, D].
         cosine: whether to normalise. If False, the vectors stay unchanged.
-        many: whether there are so many vectors that another operation with all of them would take too long.
-            If True, `values` is not set to NaN after an overflow. The caller must add `overflow` to its
-            results.
 
     Attributes:
-        values: vectors [n, D], with norm 1 if `cosine`.
+        values: vectors [n, D], with norm 1 if `cosine`. If a squared norm overflows, operators give 0 here.
+            `times` and `one_or_nan` then give NaN, because another pass over all centres would take too long.
     """
 
-    def __init__(self, given: paddle.Tensor, cosine: bool, many: bool = False):
+    def __init__(self, given: paddle.Tensor, cosine: bool):
         self.values = given
         self._norm = None
         self._inverse = None
@@ -134,14 +132,18 @@ class Vectors:
         # five times for the gradient.
         self._given = given.detach()
         self.values, self._norm = paddle_internals.normalise(self._given, SMALLEST_SQUARE)
-        if not many:
-            self.values.add_(self._norm * 0.0)
+
+    def times(self, scale: float) -> paddle.Tensor:
+        """Return the values times a number [n, D]."""
+        if self._norm is not None:
+            return self.values * paddle.scale(self._norm, 0.0, scale)
+        return self.values if scale == 1.0 else self.values * scale
 
     @property
-    def overflow(self) -> paddle.Tensor | None:
-        """Scalar 0, or NaN if the squared norm of any vector overflows. None if `values` contains NaN
+    def one_or_nan(self) -> paddle.Tensor | None:
+        """Scalar 1, or NaN if the squared norm of any vector overflows. None if `values` contains NaN
         then."""
-        return None if self._norm is None else (self._norm * 0.0).sum()
+        return None if self._norm is None else paddle.scale(self._norm.sum(), 0.0, 1.0)
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
@@ -190,7 +192,7 @@ class Block:
         centres = selection.rows("centres", start, stop)
         if spec.sub_centres > 1:
             centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
-        self.centres = Vectors(centres, spec.margin is not None, many=True)
+        self.centres = Vectors(centres, spec.margin is not None)
         self.rounded = rounded(self.centres.values, dtype)
         self._logits_dtype = logits_dtype(spec, dtype)
 
@@ -239,12 +241,10 @@ class Block:
         Args:
             weight_Nb: result of `round_weights`, [N, b J].
             share_N1: one factor per sample, float32 [N, 1].
-            x_ND: embeddings, float32 [N, D], normalised if there is a margin. They may be multiplied by the
-                scale and by the factor 1 / N of the mean.
+            x_ND: scaled embeddings, float32 [N, D].
 
-        Returns two gradients: the block's part of the gradient with respect to the embeddings [N, D], and the
-        gradient with respect to the block's bank rows [b, J D]. The first is without the scale and the
-        factor 1 / N. The second includes the factors that `x_ND` includes.
+        Returns two gradients: the block's part of the gradient with respect to the embeddings [N, D], without
+        the scale, and the gradient with respect to the block's bank rows [b, J D].
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
         grad = self.centres.gradient(grad).reshape([self.stop - self.start, -1])
@@ -270,11 +270,10 @@ class TargetRows:
         self._nearest_NJ1 = None
         rows_ND = selection.gather("centres", column_N)
         if spec.sub_centres == 1:
-            # many=True: a block contains these rows, too, and reports an overflow.
-            self._centres = Vectors(rows_ND, spec.margin is not None, many=True)
+            self._centres = Vectors(rows_ND, spec.margin is not None)
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
-            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True, many=True)
+            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True)
             centre_NJD = self._centres.values.reshape([len(x_ND), spec.sub_centres, -1])
             product_NJ = (centre_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)

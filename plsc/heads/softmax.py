@@ -222,7 +222,7 @@ class SoftmaxHead:
         is_target_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
         target_N1 = self.spec.scale * step.targets.cosine.unsqueeze(1)
         logit_NS = paddle.where(is_target_NS > 0, target_N1 * is_target_NS, logit_NS)
-        prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
+        prob_NS = (logit_NS - step.losses.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
     @paddle.no_grad()

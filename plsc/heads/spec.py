@@ -47,3 +47,9 @@ class HeadSpec:
     def changes_others(self) -> bool:
         """Whether the head changes other classes' logits, not only the target's."""
         return self.filter_above is not None or bool(self.margin and self.margin.others)
+
+    @property
+    def targets_apart(self) -> bool:
+        """Whether operators compute the targets' gradients apart from those of the other logits. CPUs use
+        operators for these heads, and one path for both gradients would round differently."""
+        return self.sub_centres > 1 or self.changes_others

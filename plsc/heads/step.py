@@ -26,7 +26,14 @@ import paddle.nn.functional as F
 from plsc import distributed
 from plsc.distributed.device import to_device
 from plsc.errors import UserError
-from plsc.heads.backends import HeadMemory, KernelBackend, PaddleBackend, TargetPositions, takes_kernels
+from plsc.heads.backends import (
+    HeadMemory,
+    KernelBackend,
+    Losses,
+    PaddleBackend,
+    TargetPositions,
+    takes_kernels,
+)
 from plsc.heads.banks.bank import Selection
 from plsc.heads.blocks import Vectors
 from plsc.heads.constants import filled
@@ -83,8 +90,7 @@ class HeadStep:
         targets: the target cosines with margin, and their derivatives with respect to `plain_N` and to the
             embeddings' norms. All are 0 if the sample's class is in another shard.
         backend: backend that computes the logits.
-        lse_N: logarithm of each sample's softmax denominator.
-        rest_N: 1 - p for each sample, where p is the probability for the sample's class.
+        losses: the losses of all samples, and the numbers that the gradients need.
         penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
             has no penalty.
     """
@@ -136,15 +142,17 @@ class HeadStep:
         if self.margin and self.number is not None:
             self.margin.observe(self.gather_all(self.vectors.length))
         x_ND = self.vectors.values
-        self.scaled_ND = x_ND * self.spec.scale if self.spec.scale != 1.0 else x_ND
-        use_kernels = takes_kernels(self.spec, self.selection, self.number is None)
-        backend_class = KernelBackend if use_kernels else PaddleBackend
+        self.scaled_ND = self.vectors.times(self.spec.scale)
+        by_kernels = takes_kernels(self.spec, self.selection, self.number is None)
+        self._factor_is_last = by_kernels or self.spec.targets_apart
+        backend_class = KernelBackend if by_kernels and self.selection.count else PaddleBackend
         self.backend = backend_class(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
         self.plain_N, self.targets = self._apply_margin(positions.owned_N, self.backend.plain_N)
         shared = self._share_targets()
         self._statistics = self.margin.statistics if self.margin else None
         maxima = self._reduce_maxima(*self.backend.forward(shared))
-        losses_N, correct_N, self.lse_N, self.rest_N = self._compute_losses(*maxima)
+        self.losses, correct_N = self._compute_losses(*maxima)
+        losses_N = self.losses.loss_N
         self.penalty_slope_N = None
         if self.margin and self.margin.penalty:
             penalty_N, self.penalty_slope_N = self.margin.penalty(self.vectors.length)
@@ -175,24 +183,30 @@ class HeadStep:
             column_P = np.searchsorted(index_K, class_P)
         # Samples whose classes are in one block become neighbours.
         order = np.argsort(column_P, kind="stable")
-        return TargetPositions(sample_P[order], column_P[order], to_device((local_N >= 0).astype(np.float32)))
+        owned_N = to_device((local_N >= 0).astype(np.float32)) if len(sample_P) < len(local_N) else None
+        return TargetPositions(sample_P[order], column_P[order], owned_N)
 
-    def _apply_margin(self, owned_N: paddle.Tensor, plain_N: paddle.Tensor) -> tuple[paddle.Tensor, Target]:
+    def _apply_margin(
+        self, owned_N: paddle.Tensor | None, plain_N: paddle.Tensor
+    ) -> tuple[paddle.Tensor, Target]:
         """Apply the margin to the target cosines. Return the values for the attributes `plain_N` and
         `targets`.
 
         Args:
-            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N].
+            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N]. None if all are.
             plain_N: target cosines without margin, float32 [N]. They are arbitrary where `owned_N` is 0.
         """
         if not self.margin:
-            plain_N = plain_N * owned_N
-            return plain_N, Target(plain_N, owned_N)
+            slope_N = filled(plain_N.shape, 1.0) if owned_N is None else owned_N
+            plain_N = plain_N if owned_N is None else plain_N * owned_N
+            return plain_N, Target(plain_N, slope_N)
         moved = apply_margin(self.margin, plain_N, self.vectors.length)
         slope_N = filled(plain_N.shape, 1.0) if self.spec.straight_through else moved.slope
         values = [plain_N, moved.cosine, slope_N]
         values += [] if moved.norm_slope is None else [moved.norm_slope]
-        plain_N, *changed = paddle.stack(values).multiply_(owned_N).unbind()
+        if owned_N is not None:
+            values = paddle.stack(values).multiply_(owned_N).unbind()
+        plain_N, *changed = values
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
@@ -235,12 +249,9 @@ class HeadStep:
 
     def _compute_losses(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
-    ) -> tuple[paddle.Tensor, ...]:
-        """Compute the losses from the results of `_reduce_maxima`.
-
-        Returns four tensors [N]: each sample's loss without the margin's penalty, whether the sample is a
-        hit, the logarithm of the softmax denominator, and 1 - p, where p is the probability for the sample's
-        class.
+    ) -> tuple[Losses, paddle.Tensor]:
+        """Compute the losses from the results of `_reduce_maxima`, and whether each sample is a hit, bool
+        [N].
 
         Collectives: one all_reduce SUM of [3, N].
         """
@@ -249,9 +260,10 @@ class HeadStep:
             distributed.all_reduce(packed_3N)
         sum_N = packed_3N[0]
         plain_N, target_N = (packed_3N[1:] * self.spec.scale).unbind()
-        z_N = max_N + sum_N.log() - target_N
+        other_N = max_N + sum_N.log()
+        z_N = other_N - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
-        return loss_N, plain_N > plain_max_N, target_N + loss_N, F.sigmoid(z_N)
+        return Losses(other_N, target_N, loss_N, F.sigmoid(z_N)), plain_N > plain_max_N
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the gradient of the loss with respect to this rank's embeddings, times W. Store the
@@ -270,20 +282,24 @@ class HeadStep:
         self.selection.check_current()
         self._is_over = True
         factor = grad.astype("float32") / self.num_samples
-        dtarget_N = -self.rest_N * self.targets.slope
         with self._statistics_of_forward():
-            grad_ND = self.backend.backward(self.lse_N, dtarget_N, self.scaled_ND * factor, factor)
+            grad_ND = self.backend.backward(self.losses, self.targets.slope, self.scaled_ND, factor)
         if not self.spec.sharded:
             for by_rows in self.selection.gradients().values():
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
             # Gradient with respect to the norms, through this shard's target cosines. `_embedding_gradient`
-            # multiplies it by the scale and by the mean's factor 1 / N.
-            by_norm_N = -self.rest_N * self.targets.norm_slope
+            # multiplies it by the scale.
+            by_norm_N = -self.losses.rest_N * self.targets.norm_slope
+            by_norm_N = by_norm_N if self._factor_is_last else by_norm_N * factor
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed._c_reducescatter(grad_ND, self.counts) if self.spec.sharded else grad_ND
-        return self._embedding_gradient(grad_BD, factor).astype(self.emb_BD.dtype)
+        penalty_N = self.penalty_slope_N
+        if penalty_N is not None and not self._factor_is_last:
+            penalty_N = penalty_N * factor
+        lacking = factor if self._factor_is_last else 1.0
+        return self._embedding_gradient(grad_BD, penalty_N, lacking).astype(self.emb_BD.dtype)
 
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
@@ -299,14 +315,17 @@ class HeadStep:
         finally:
             self.margin.statistics = current
 
-    def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
+    def _embedding_gradient(
+        self, grad_BD: paddle.Tensor, penalty_N: paddle.Tensor | None, factor: paddle.Tensor | float
+    ) -> paddle.Tensor:
         """Convert the gradient with respect to the scaled embeddings to the gradient with respect to the
         embeddings.
 
         Args:
             grad_BD: gradient with respect to the scaled embeddings [B, D]. If the target cosines depend on
                 the embeddings' norms, it has one more column, the gradient with respect to the norms.
-            factor: gradient with respect to the loss divided by N, scalar.
+            penalty_N: derivative of the margin's penalty with respect to the norm [N], or None.
+            factor: the factor that both lack, besides the scale.
         """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
@@ -317,9 +336,9 @@ class HeadStep:
         norm_grad_B1 = 0.0
         if self.targets.norm_slope is not None:
             grad_BD, norm_grad_B1 = grad_BD[:, :-1], grad_BD[:, -1:]
-        if self.penalty_slope_N is not None:
-            penalty_B1 = self.select_own(self.penalty_slope_N).unsqueeze(1)
+        if penalty_N is not None:
+            penalty_B1 = self.select_own(penalty_N).unsqueeze(1)
             norm_grad_B1 = norm_grad_B1 + penalty_B1 / self.spec.scale
         if not paddle.is_tensor(norm_grad_B1):
-            return vectors.gradient(grad_BD.multiply_(cosine_factor))
+            return vectors.gradient(grad_BD * cosine_factor)
         return vectors.gradient(grad_BD * cosine_factor) + norm_grad_B1 * cosine_factor * vectors.values

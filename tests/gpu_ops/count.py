@@ -10,6 +10,7 @@ is what launches nothing: views (Paddle's strided kernels) and memory without va
 Waits: the Tensor methods by which Python reads a value, copies from pageable memory, and ops whose
 output's shape depends on values. What `device.to_device` copies waits for nothing on a GPU.
 
+    python -m tests.gpu_ops.count head 1024 125000    # samples, classes, keys: kernels and bytes of a head
     # with environment(). FILE: JSON, case -> part -> kernels, waits
     python -m tests.gpu_ops.count FILE FOLDER
 """
@@ -23,7 +24,9 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -65,7 +68,7 @@ _BYTES_OF = {
     "uint8": 1,
 }
 _VIEWS = {"reshape", "slice", "unbind", "flatten", "unsqueeze", "squeeze", "transpose", "split", "view_shape"}
-_TAKES = {"gather", "gather_nd"}
+_TAKES = {"gather", "gather_nd", "take_along_axis"}
 _WRITES = {"index_put_", "scatter_"}
 
 Counts = dict[str, dict[str, int]]  # part -> kernels, waits, bytes
@@ -164,30 +167,40 @@ def _write(*words: str) -> None:
     os.write(2, f"{_MARK}{' '.join(words)}\n".encode())
 
 
-def parse(log: str) -> Counts:
-    """Count the kernels and waits of each part in a log."""
-    found: Counts = collections.defaultdict(lambda: {"kernels": 0, "waits": 0, "bytes": 0})
+def events(log: str) -> Iterator[tuple[str, str, int, int, int]]:
+    """Read a log. Yields: the part, the name, and how many kernels, waits and bytes an entry counts for."""
     part = "rest"
     for text in _MESSAGE.split(log):
         message = text.lstrip("\t")
         if message.startswith(_MARK):
             kind, _, value = message[len(_MARK) :].partition("\n")[0].partition(" ")
             part = value if kind == "part" else part
-            found[part]["waits"] += kind == "wait"
+            yield part, value, 0, int(kind == "wait"), 0
         elif kernel := _KERNEL.search(message):
             launches = "STRIDED" not in kernel[2] and kernel[1] not in _NO_LAUNCH
-            found[part]["kernels"] += launches
-            found[part]["waits"] += launches and kernel[1] in _WAITING_OPS
+            yield part, kernel[1], int(launches), int(launches and kernel[1] in _WAITING_OPS), 0
         elif "Trans2Contiguous" in message:
-            found[part]["kernels"] += 1
+            yield part, "contiguous", 1, 0, 0
         elif "Forward Debug Info" in message:
-            found[part]["bytes"] += _moved(message)
+            yield part, _api(message), 0, 0, _moved(message)
+
+
+def parse(log: str) -> Counts:
+    """Count the kernels, waits and bytes of each part in a log."""
+    found: Counts = collections.defaultdict(lambda: {"kernels": 0, "waits": 0, "bytes": 0})
+    for part, _, kernels, waits, moved in events(log):
+        for kind, number in (("kernels", kernels), ("waits", waits), ("bytes", moved)):
+            found[part][kind] += number
     return dict(found)
+
+
+def _api(message: str) -> str:
+    return re.sub(r"\d+$", "", re.search(r"API_Name: (\w+)", message)[1])
 
 
 def _moved(message: str) -> int:
     """Count the bytes that an operator moves, from what Paddle logs of it."""
-    name = re.sub(r"\d+$", "", re.search(r"API_Name: (\w+)", message)[1])
+    name = _api(message)
     given, _, results = message.partition("Output: [")
     given, results = _sizes(given), _sizes(results)
     if name.rstrip("_") in _VIEWS:
@@ -250,6 +263,21 @@ def count_step(log: Path, folder: Path, *keys: str) -> Counts:
     return parse(log.read_text(errors="replace"))
 
 
+def show_head(samples: int, classes: int, *keys: str) -> None:
+    """Print the kernels and bytes of a step of a head, those that move most first."""
+    from plsc import distributed
+    from plsc.utils.text import table
+
+    distributed.init("cpu", os.cpu_count())
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        counts = count_head(log, *keys, samples=samples, classes=classes)
+        moved = [(number / 1e9, name, part) for part, name, *_, number in events(log.read_text()) if number]
+    print(table(sorted(moved, reverse=True)[:20], ["GB", "operator", "part"]))
+    for kind, unit in (("kernels", 1), ("waits", 1), ("bytes", 1e9)):
+        print(kind if unit == 1 else "GB", sum(part[kind] for part in counts.values()) / unit)
+
+
 def main(target: Path, folder: Path) -> None:
     from plsc import distributed
 
@@ -264,5 +292,13 @@ def main(target: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] != "head":
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    elif environment().items() <= os.environ.items():
+        show_head(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+        sys.stdout.flush()
+    else:
+        words = [sys.executable, "-m", "tests.gpu_ops.count", *sys.argv[1:]]
+        given = {**os.environ, **environment()}
+        sys.exit(subprocess.run(words, check=False, env=given, stderr=subprocess.DEVNULL).returncode)
     os._exit(0)  # Paddle's log may hang at the end of a process

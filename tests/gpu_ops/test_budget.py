@@ -16,7 +16,7 @@ from tests.helpers.launch import ROOT, launch, run_python
 
 pytestmark = pytest.mark.slow
 
-MOST = {"all classes": 87, "sampled": 115}
+MOST = {"all classes": 65, "sampled": 88}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_step_of_a_head_moves_few_bytes(found):
     moved = sum(part["bytes"] for part in found["all classes"].values())
     logits, rows = 4 * count.SAMPLES * count.CLASSES, 4 * count.CLASSES * count.WIDTH
     least = 6 * logits + 13 * rows
-    assert least < moved < 1.06 * least  # and what is as small as the samples
+    assert least < moved < 1.03 * least  # and what is as small as the samples
 
 
 @pytest.mark.parametrize("name", count.STEPS)

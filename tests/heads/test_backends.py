@@ -18,8 +18,8 @@ from plsc.heads.step import HeadStep
 from plsc.native import onednn
 from plsc.native.heads import softmax
 from tests.heads.errors import relative
-from tests.heads.ways import with_kernels
-from tests.helpers.bounds import assert_within, perturbed
+from tests.heads.ways import with_kernels, without_kernels
+from tests.helpers.bounds import EPS, assert_within, perturbed
 
 C, D, N = 157, 24, 12
 HEADS = {
@@ -121,3 +121,23 @@ def test_bfloat16_trains_as_float32_does_within_its_rounding(way, name):
     want_losses, want_grad, want_state = train(embeddings=EMBEDDINGS[:5], **HEADS[name])
     assert 0 < relative(losses, want_losses) < bound / 10 and relative(grad, want_grad) < bound
     assert relative(state["centres"], want_state["centres"]) < bound / 10
+
+
+@without_kernels
+@pytest.mark.parametrize("gap", [10.0, 80.0, 200.0])
+def test_a_block_with_a_tiny_part_of_the_probability_has_exact_gradients(gap):
+    """The budget gives each class a block. The targets' blocks have no other class, and one has e^-gap."""
+    head = make_head(3, 2, budget=1)
+    rows = np.array([[gap, 0], [0, 0], [-1, 1]], np.float32)
+    head.bank.load_rows(0, {"centres": rows})
+    x, label = np.array([[1, 0.5], [0.5, 1], [1, 1]], np.float32), np.array([1, 2, 0])
+    emb = paddle.to_tensor(x, stop_gradient=False)
+    out = head(emb, label, 0, counts=[3])
+    out.loss.backward()
+    logits = x.astype(np.float64) @ rows.T
+    dlogits = np.exp(logits - logits.max(1, keepdims=True))
+    dlogits = (dlogits / dlogits.sum(1, keepdims=True) - np.eye(3)[label]) / 3
+    bound = 64 * EPS * gap
+    assert np.abs(emb.grad.numpy() - dlogits @ rows).max() <= bound * np.abs(rows).max()
+    got = out.selection.gradients()
+    assert np.abs(got["centres"].numpy() - dlogits.T @ x).max() <= bound
