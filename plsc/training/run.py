@@ -28,6 +28,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     """
     resumes, problem = False, None
     try:
+        environment.refuse_ignored_nnodes()
         resumes = check_start(cfg, environment.world_size_from_env())
     except UserError as error:
         if environment.world_size_from_env() == environment.local_size_from_env():

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from plsc.distributed import environment, network_interface
-from tests.helpers.launch import ROOT, run_python
+from tests.helpers.launch import run_python
 from tests.helpers.refusals import refusal
 
 
@@ -67,17 +67,14 @@ def test_another_programs_master_is_forgotten(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["--nnodes", "2"], ["--nnodes=2"]])
-def test_a_launcher_that_ignored_its_nnodes_is_refused(words):
-    """The launcher's stand-in starts a rank with the number of machines that it has taken."""
-    rank = "from plsc.distributed import environment; environment.refuse_ignored_nnodes()"
+def test_a_launcher_that_ignored_its_nnodes_is_refused(words, tmp_path):
+    """The launcher's stand-in starts a training with the number of machines that it has taken."""
+    rank = "from plsc import Entry; Entry().train()"
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {rank!r}]).returncode)"
-    for nodes, line in (
-        ("2", ""),
-        ("1", "was started with --nnodes 2, and has started a launch of 1; unset"),
-    ):
-        env = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_NNODES": nodes}
-        ended = run_python("-c", code, *words, "train.py", cwd=ROOT, check=False, **env)
-        assert (ended.returncode == 0) == (not line) and line in ended.stderr, ended.stderr
+    env = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_NNODES": "1"}
+    ended = run_python("-c", code, *words, "train.py", cwd=tmp_path, check=False, **env)
+    assert "was started with --nnodes 2, and has started a launch of 1; unset the" in ended.stderr
+    assert ended.returncode == 1 and not any(tmp_path.iterdir())
 
 
 def test_two_launches_on_this_machine_may_meet_on_loopback(several_machines, monkeypatch):
