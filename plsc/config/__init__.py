@@ -30,10 +30,11 @@ from plsc.config.schedule import AnySchedule, CosineCfg
 from plsc.data.config import DATASETS, DataLoaderCfg
 from plsc.errors import MissingFileError, SeveralErrors, UserError, escape
 from plsc.heads.config import AnyHead, ArcFaceCfg
+from plsc.utils.options import add_overrides
 from plsc.utils.section import Section, kind_named, sections_in
 from plsc.utils.yaml_lines import KeyPath, dump_lines
 
-__all__ = ["Config", "ConfigError", "add_arguments", "add_overrides", "load"]
+__all__ = ["Config", "ConfigError", "add_arguments", "load"]
 
 
 class Config(Section):
@@ -189,14 +190,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the config: a YAML file, or a folder with a default.yaml or config.yaml"
     parser.add_argument("-c", "--config", metavar="FILE", help=what)
     add_overrides(parser, "a key for this run, such as Global.epochs=2; overrides the file")
-
-
-def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add -o to a command, with `meaning` as its help, and --device, which is short for an override."""
-    key = "Section.key=value"
-    parser.add_argument("-o", "--override", metavar=key, nargs="+", action="extend", default=[], help=meaning)
-    device = {"dest": "override", "type": "Global.device={}".format, "action": "append", "metavar": "KIND"}
-    parser.add_argument("--device", **device, help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND")
 
 
 def load(

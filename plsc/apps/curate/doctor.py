@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plsc.apps.curate.scan import Scan, same_content, scan
-from plsc.config import add_overrides, load
+from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs
 from plsc.data.build import build_dataset
@@ -35,6 +35,7 @@ from plsc.data.pairs import PairList, is_lfw
 from plsc.errors import UserError, escape, writing
 from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.options import add_overrides
 from plsc.utils.text import plural
 
 _SHOWN = 20  # most examples that are printed for a finding

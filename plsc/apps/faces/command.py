@@ -30,13 +30,13 @@ import cv2
 
 from plsc.apps.faces.alignment import align
 from plsc.apps.faces.detector import Detector
-from plsc.apps.faces.parallel import in_parallel
 from plsc.apps.faces.photos import find_faces, read_photo, refuse_group, second_share
 from plsc.data.folder import ALIGNMENT, check_folder, entries
 from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.parallel import in_parallel
 from plsc.utils.text import plural
 
 

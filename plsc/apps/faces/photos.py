@@ -108,17 +108,18 @@ def _pixels_of_pillow(image: Any) -> np.ndarray:
     return np.asarray(image.convert("RGB"))[:, :, ::-1]
 
 
-def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray) -> list[Face]:
+def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray, every: bool = False) -> list[Face]:
     """Find the faces in a photo, largest first.
 
     Args:
         detector: finds the faces.
         photo: the photo, whose name messages contain.
         pixels: its pixels, uint8 [H, W, 3] in the order BGR.
+        every: as for `Detector.find`.
 
     Raises UserError if there is no face.
     """
-    faces = detector.find(pixels)
+    faces = detector.find(pixels, every)
     if not faces:
         raise UserError(f"{escape(picture_name(photo))}: no face found")
     return faces

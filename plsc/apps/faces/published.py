@@ -6,7 +6,6 @@ PLSC_CACHE names. Files keep their authors' names.
 
 import hashlib
 import os
-import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,7 +79,9 @@ def path_of(published: Published) -> Path:
 
 def _fetch(published: Published, path: Path) -> None:
     """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong."""
-    by_hand = f"download {published.address} on another machine or later to {escape(path.parent)}"
+    import urllib.request  # takes 20 ms, and is needed only once
+
+    by_hand = f"get {published.address} on another machine or later, and put it into {escape(path.parent)}"
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (

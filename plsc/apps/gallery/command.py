@@ -23,9 +23,9 @@ from plsc.apps.faces.command import add_groups
 from plsc.apps.gallery.embed import EmbeddingNetwork, open_network
 from plsc.apps.gallery.gallery import Gallery, verify
 from plsc.apps.gallery.threshold import RATE
-from plsc.config import add_overrides
 from plsc.data.folder import images_below
 from plsc.errors import UserError, escape
+from plsc.utils.options import add_overrides
 from plsc.utils.text import plural
 
 

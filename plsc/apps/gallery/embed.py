@@ -22,7 +22,6 @@ import numpy as np
 
 from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
-from plsc.apps.faces.parallel import Pool, in_parallel
 from plsc.apps.faces.photos import Picture, find_faces, picture_name, read_photo, refuse_group
 from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
@@ -30,6 +29,7 @@ from plsc.data.images import to_sample
 from plsc.errors import UserError, escape
 from plsc.evaluation.search import row_lengths, unit_rows
 from plsc.utils.bar import Bar
+from plsc.utils.parallel import Pool, in_parallel
 from plsc.utils.preprocessing import Preprocessing
 
 Faces = Literal["largest", "clear", "all"]
@@ -95,7 +95,7 @@ class EmbeddingNetwork(ABC):
             pixels = read_photo(picture)
             if not self.finds_faces or pixels.shape[:2] == shape[1:]:
                 return PreparedPicture([to_sample(pixels, self.preprocessing)])
-            found = find_faces(self._detector, picture, pixels)
+            found = find_faces(self._detector, picture, pixels, every=faces == "all")
             if faces == "clear":
                 refuse_group(picture, found)
         except UserError as error:

@@ -22,12 +22,13 @@ from paddle import nn
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, tensor_differences
-from plsc.config import Config, add_overrides, load
+from plsc.config import Config, load
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError, escape, writing
 from plsc.native.bfloat16 import float32_of
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
+from plsc.utils.options import add_overrides
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.text import plural

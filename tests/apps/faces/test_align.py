@@ -12,8 +12,8 @@ import pytest
 from plsc.apps.faces.alignment import TEMPLATE, align, similarity_transform
 from plsc.apps.faces.command import _outputs, main
 from plsc.apps.faces.detector import Detector
-from plsc.apps.faces.parallel import in_parallel
 from plsc.apps.faces.photos import read_photo
+from plsc.utils.parallel import in_parallel
 from tests.apps.faces.lfw import ZOO, needs_faces, portraits, scene, write
 from tests.helpers.refusals import refusal
 
@@ -59,13 +59,12 @@ def test_a_face_goes_to_its_place():
 @needs_faces
 def test_the_transform_is_opencvs():
     photo = scene(next(iter(portraits(1, 1).values())))
-    (face,) = Detector().find(photo)
     network = cv2.FaceDetectorYN.create(
         str(ZOO / "face_detection_yunet_2023mar.onnx"), "", photo.shape[1::-1], 0.8
     )
     row = network.detect(photo)[1][0]
     recogniser = cv2.FaceRecognizerSF.create(str(ZOO / "face_recognition_sface_2021dec.onnx"), "")
-    theirs, ours = recogniser.alignCrop(photo, row), align(photo, face.landmarks)
+    theirs, ours = recogniser.alignCrop(photo, row), align(photo, row[4:14].reshape(5, 2).astype(float))
     assert np.abs(theirs.astype(int) - ours).mean() < 1
 
 
@@ -83,6 +82,23 @@ def test_faces_are_found_in_photos_of_all_sizes():
         len(detector.find(scene([cv2.resize(first, (60, 60))], 4000, 3000))) == 1
     )  # a small one in a large photo
     assert detector.find(np.full((300, 300, 3), 128, np.uint8)) == []
+
+
+@needs_faces
+@pytest.mark.parametrize("turn", [None, cv2.ROTATE_180])
+def test_faces_much_smaller_than_the_largest_are_found_on_request(turn):
+    large, small = (face for (face,) in portraits(1, 2).values())
+    photo = np.full((960, 1280, 3), 120, np.uint8)
+    photo[100:480, 100:480] = cv2.resize(large, (380, 380), interpolation=cv2.INTER_CUBIC)
+    photo[600:700, 900:1000] = cv2.resize(small, (100, 100))
+    photo = photo if turn is None else cv2.rotate(photo, turn)
+    (only,) = Detector().find(photo)
+    first, second = Detector().find(photo, every=True)
+    assert np.array_equal(only.landmarks, first.landmarks) and only.box == first.box
+    assert second.area < first.area / 10
+    left, top, width, height = second.box
+    center = (950, 650) if turn is None else (330, 310)
+    assert left < center[0] < left + width and top < center[1] < top + height
 
 
 @needs_faces
