@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def faces(args: argparse.Namespace) -> dict:
     """Measure galleries of photos beside OpenCV's own loop, and the search in a large gallery."""
-    from plsc.apps.faces.published import SFACE, YUNET, path_of
+    from plsc.apps.faces.networks import SFACE, YUNET
+    from plsc.utils.published import path_of
 
     networks = [str(path_of(YUNET)), str(path_of(SFACE))]
     photos = sorted(map(str, args.photos.glob("*/*")))

@@ -25,7 +25,7 @@ from plsc.evaluation import verify
 verify(np.eye(4), np.eye(4)[[0, 1, 3, 2]], np.arange(4) < 2)
 check()
 
-import plsc.apps.gallery.command, plsc.apps.faces.command, plsc.apps.gallery.threshold
+import plsc.apps.gallery.command, plsc.apps.faces.command, plsc.evaluation.gallery_threshold
 check()
 """
 

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.apps.faces.published import YUNET, path_of
+from plsc.apps.faces.networks import YUNET
 from plsc.utils.parallel import Pool
+from plsc.utils.published import path_of
 
 LEAST_SCORE = 0.8
 # YuNet finds faces of about 20 to 400 pixels. So a photo is searched at a small size first, and at a larger
@@ -75,12 +76,7 @@ class Detector:
         return [_face(row, turn, photo) for row in rows]
 
     def _find_at_sizes(self, photo: np.ndarray, turn: int) -> np.ndarray:
-        """Find the faces in a turned photo, at the first size that is enough. Return `_find_at_size`'s rows.
-
-        Args:
-            photo: pixels, uint8 [H, W, 3].
-            turn: number of quarter turns counterclockwise.
-        """
+        """Find faces in a turned photo at the first size that is enough. Return `_find_at_size`'s rows."""
         longest, rows = max(photo.shape[:2]), np.empty((0, 15))
         for side in _SIDES:
             found = self._find_at_size(photo, turn, side)
@@ -145,12 +141,7 @@ def _is_inside(row: np.ndarray, others: np.ndarray) -> bool:
 
 
 def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Crop the square around a face. Pixels outside the photo are grey.
-
-    Args:
-        photo: pixels, uint8 [H, W, 3].
-        row: the face, as a row of `_find_at_size`.
-    """
+    """Crop the square around a face, a row of `_find_at_size`. Pixels outside the photo are grey."""
     left, top, width, height = row[:4]
     side = max(width, height) * _SURROUNDINGS
     left, top = round(left + (width - side) / 2), round(top + (height - side) / 2)
@@ -162,13 +153,7 @@ def _surroundings(photo: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def _face(row: np.ndarray, turn: int, photo: np.ndarray) -> Face:
-    """Convert a row of `_find_at_size` to a face in the coordinates of the original photo.
-
-    Args:
-        row: a face in the turned photo.
-        turn: quarter turns counterclockwise.
-        photo: the original photo, uint8 [H, W, 3].
-    """
+    """Convert a row of `_find_at_size`, found in a turned photo, to a face in the photo before the turn."""
     height, width = photo.shape[:2]
     left, top, right, bottom = row[0], row[1], row[0] + row[2], row[1] + row[3]
     x, y = np.append(row[4:14].reshape(5, 2), [[left, top], [right, bottom]], axis=0).T

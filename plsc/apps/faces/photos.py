@@ -143,10 +143,5 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
 
 
 def several_faces(faces: Sequence[Face]) -> str:
-    """Return a text with the face count and the second largest face's area, relative to the largest face's.
-
-    Returns an empty text if there are fewer than two faces.
-    """
-    if len(faces) < 2:
-        return ""
+    """Describe two faces or more: their number, and the second largest face's share of the largest's area."""
     return f"{len(faces)} faces, the second has {100 * second_share(faces):.0f} % of the largest's area"

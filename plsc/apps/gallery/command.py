@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from plsc.apps.faces.command import add_groups
 from plsc.apps.gallery.embed import EmbeddingNetwork, open_network
 from plsc.apps.gallery.gallery import Gallery, verify
-from plsc.apps.gallery.threshold import RATE
 from plsc.data.folder import images_below
 from plsc.errors import UserError, escape
+from plsc.evaluation.gallery_threshold import RATE
 from plsc.utils.options import add_overrides
 from plsc.utils.text import plural
 
@@ -114,20 +114,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-Printed = tuple[str, int]
-"""A command's text for stdout and exit code."""
-
-
 def _with_folders(pictures: Sequence[str]) -> list[str]:
     """Replace each folder by the images in it, at any depth."""
     return [each for name in pictures for each in (images_below(name) if os.path.isdir(name) else [name])]
 
 
-def _report_build(args: argparse.Namespace, gallery: Gallery) -> Printed:
+def _report_build(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
     return _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery, gallery.left_out)
 
 
-def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
+def _list(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
     if args.name:
         return "\n".join(f"{args.name}/{picture}" for picture in gallery.pictures_of(args.name)), 0
     text, code = _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery)
@@ -135,7 +131,7 @@ def _list(args: argparse.Namespace, gallery: Gallery) -> Printed:
     return "\n".join([text, *people]), code
 
 
-def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
+def _add(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
     if os.path.isfile(args.name):
         raise UserError(
             f"{escape(args.name)}: is a file, not a person's name; "
@@ -148,14 +144,8 @@ def _add(args: argparse.Namespace, gallery: Gallery) -> Printed:
     return _report(f"{escape(args.name)}: {added} added; {people}", gallery, left_out)
 
 
-def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> Printed:
-    """Return the report about a gallery, and the exit code.
-
-    Args:
-        first: the report's first line. The threshold follows.
-        gallery: the gallery that the report is about.
-        left_out: a line for each skipped picture. The report contains their number.
-    """
+def _report(first: str, gallery: Gallery, left_out: Sequence[str] = ()) -> tuple[str, int]:
+    """Report about a gallery: `first`, its threshold, and the number of lines about skipped pictures."""
     lines = [first, gallery.threshold.describe()]
     if left_out:
         lines.append(f"skipped: {plural(len(left_out), 'picture')}, named above")
@@ -166,17 +156,17 @@ def _size(gallery: Gallery) -> str:
     return f"{plural(len(gallery), 'person', 'people')}, {plural(gallery.pictures, 'picture')}"
 
 
-def _remove(args: argparse.Namespace, gallery: Gallery) -> Printed:
+def _remove(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
     gallery.remove(*args.names)
     return f"{', '.join(map(escape, args.names))}: removed; {_size(gallery)}", 0
 
 
-def _verify(args: argparse.Namespace, network: EmbeddingNetwork | None) -> Printed:
+def _verify(args: argparse.Namespace, network: EmbeddingNetwork | None) -> tuple[str, int]:
     verification = verify(args.a, args.b, network)
     return str(verification), int(not verification.same)
 
 
-def _search(args: argparse.Namespace, gallery: Gallery) -> Printed:
+def _search(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
     pictures = _with_folders(args.pictures)
     answers = gallery.search(pictures)
     lines = []

@@ -22,8 +22,8 @@ import numpy as np
 
 from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
+from plsc.apps.faces.networks import SFACE
 from plsc.apps.faces.photos import Picture, find_faces, picture_name, read_photo, refuse_group
-from plsc.apps.faces.published import SFACE, path_of, sha256_of
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
 from plsc.errors import UserError, escape
@@ -31,6 +31,7 @@ from plsc.evaluation.search import row_lengths, unit_rows
 from plsc.utils.bar import Bar
 from plsc.utils.parallel import Pool, in_parallel
 from plsc.utils.preprocessing import Preprocessing
+from plsc.utils.published import path_of, sha256_of
 
 Faces = Literal["largest", "clear", "all"]
 """Which faces in a picture to embed.

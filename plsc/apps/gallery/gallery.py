@@ -22,9 +22,9 @@ from plsc.apps.gallery.answer import Answer, Face, Match, Verification
 from plsc.apps.gallery.embed import EmbeddingNetwork, PreparedPicture, last_part, open_network
 from plsc.apps.gallery.milvus import MilvusStore
 from plsc.apps.gallery.store import SqliteStore
-from plsc.apps.gallery.threshold import RATE, GalleryThreshold, measure
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, escape
+from plsc.evaluation.gallery_threshold import RATE, GalleryThreshold, measure
 from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
@@ -96,8 +96,8 @@ class Gallery:
                 pictures.
             network: the network, as for plsc.apps.gallery.embed.open_network. None means SFace.
             rate: the accepted share of strangers who are named, between 0 and 0.5. See
-                plsc.apps.gallery.threshold.
-            groups: whether to use the largest face in photos whose second largest face is nearly as large. By
+                plsc.evaluation.gallery_threshold.
+            groups: whether to use the largest face of photos whose second largest face is nearly as large. By
                 default these photos are skipped, because it is unclear whom they show.
 
         A picture is skipped if it cannot be used, or if it equals another picture of the same person.
@@ -322,12 +322,7 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
 
 
 def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
-    """Decide whether to name the nearest person. If not, give the reason.
-
-    Args:
-        matches: the nearest people, best first.
-        threshold: the gallery's threshold.
-    """
+    """Decide whether to name the nearest person, who is the first match. If not, give the reason."""
     cosine = threshold.cosine
     if not matches:
         return Face(None, [], "the gallery is empty", cosine)
@@ -351,12 +346,7 @@ def _unanswered(picture: Picture, prepared: PreparedPicture) -> Answer:
 
 
 def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
-    """Make the answer for a picture.
-
-    Args:
-        answers: answers for the faces that were looked up, largest first.
-        prepared: the picture, with its faces' boxes.
-    """
+    """Make a picture's answer from those for the faces that were looked up, which are its largest ones."""
     unknown = Face(None, [], "was not looked up")
     faces = [
         replace(answer or unknown, box=face.box)
@@ -436,12 +426,7 @@ def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool)
 
 
 def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
-    """Return a name for a picture after its file: 1.jpg, or 1.jpg (2) if the person has another 1.jpg.
-
-    Args:
-        picture: the picture.
-        taken: the names that the person's other pictures have.
-    """
+    """Return a name for a picture after its file: 1.jpg, or 1.jpg (2) if another picture has this name."""
     name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     return name if name not in taken else next(other for other in numbered if other not in taken)
@@ -456,9 +441,14 @@ def _log_left_out(lines: Iterable[str]) -> list[str]:
 
 
 def _measure(store: Any) -> None:
-    """Measure the threshold again and store it. The store must be in a transaction."""
+    """Measure the threshold again and store it, with the pictures that do not count for a person's mean.
+
+    The store must be in a transaction.
+    """
     old = GalleryThreshold(**store.facts()["threshold"])
-    store.set_facts(threshold=asdict(measure(*store.all_pictures(), old.rate, old.prior)))
+    new = measure(*store.all_pictures(), old.rate, old.prior)
+    store.set_misfiled(new.misfiled)
+    store.set_facts(threshold=asdict(new))
 
 
 def _engine(path: str | os.PathLike) -> Any:

@@ -3,8 +3,8 @@
     Gallery.open("milvus://host:19530/people")    # PLSC_MILVUS_TOKEN has the token, or user:password
     Gallery.open("milvus:people.db")              # a Milvus Lite file, for one process
 
-One collection contains all rows: the people, their pictures and the facts. The vector in a person's row is
-the normalized mean of the person's pictures. The methods are SqliteStore's.
+One collection contains all rows: the people, their pictures and the facts. The vector of a person's row is
+the normalized mean of the person's pictures, except misfiled ones. The methods are those of SqliteStore.
 
 Milvus has no transactions. Only one process may write at a time. If a process is killed, what it has written
 stays. A new person's row is written after the pictures. So a search finds only people whose pictures are
@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -144,11 +144,22 @@ class MilvusStore:
             self._average(name)
         return bool(there)
 
-    def _average(self, name: str) -> None:
-        """Write a person's row, or remove it if the person has no pictures left."""
-        person, (_, vectors) = _hash(name), self.pictures(name)
-        if len(vectors):
-            mean = unit_rows(vectors.sum(axis=0, keepdims=True))[0]
+    def set_misfiled(self, pictures: Sequence[tuple[str, str]]) -> None:
+        old = self.facts()["threshold"]["misfiled"]
+        for person in {person for person, _ in [*old, *pictures]}:
+            self._average(person, {picture for owner, picture in pictures if owner == person})
+
+    def _average(self, name: str, misfiled: Collection[str] = ()) -> None:
+        """Write a person's row, or remove it if the person has no pictures left.
+
+        Args:
+            name: the person.
+            misfiled: names of the pictures that do not count.
+        """
+        person, (pictures, vectors) = _hash(name), self.pictures(name)
+        counted = vectors[[picture not in misfiled for picture in pictures]]
+        if len(counted):
+            mean = unit_rows(counted.sum(axis=0, keepdims=True))[0]
             self._do("upsert", [_row(_PERSON, name, mean, number=person)])
         else:
             self._do("delete", filter=f"person == {person}")

@@ -44,7 +44,7 @@ CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, measures INTEGER NOT NULL);
 CREATE TABLE pictures (
     id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people ON DELETE CASCADE,
-    name TEXT NOT NULL, vector BLOB NOT NULL, UNIQUE (person, name));
+    name TEXT NOT NULL, vector BLOB NOT NULL, misfiled INTEGER NOT NULL DEFAULT 0, UNIQUE (person, name));
 """
 _JOINED = "FROM pictures JOIN people ON people.id = person"
 
@@ -58,7 +58,7 @@ class _State(NamedTuple):
     people: dict[str, int]
     """Each person's picture count, by name, in enrolment order."""
     means: np.ndarray
-    """Each person's mean embedding, float32 [people, D], normalized to length 1."""
+    """The mean embedding of each person without misfiled pictures, float32 [people, D] of length 1."""
 
 
 class SqliteStore:
@@ -219,6 +219,21 @@ class SqliteStore:
         self._change("DELETE FROM people WHERE name = ? AND id NOT IN (SELECT person FROM pictures)", name)
         return removed > 0
 
+    def set_misfiled(self, pictures: Sequence[tuple[str, str]]) -> None:
+        """Exclude pictures from the means of their people, and no others. The calling thread must be in a
+        transaction.
+
+        Args:
+            pictures: person and name of each picture.
+        """
+        self._change("UPDATE pictures SET misfiled = 0 WHERE misfiled")
+        update = (
+            "UPDATE pictures SET misfiled = 1 "
+            "WHERE person = (SELECT id FROM people WHERE name = ?) AND name = ?"
+        )
+        for person, picture in pictures:
+            self._change(update, person, picture)
+
     def search(self, embeddings: np.ndarray, top: int) -> list[list[tuple[str, float]]]:
         """Find the most similar people for each embedding.
 
@@ -319,7 +334,7 @@ def _load(sql: sqlite3.Connection) -> _State:
     people = {name: pictures for _, name, pictures in counted}
     places = {id: place for place, (id, *_) in enumerate(counted)}
     means = np.empty((0, 0), np.float32)
-    rows = sql.execute("SELECT person, vector FROM pictures ORDER BY person, id")
+    rows = sql.execute("SELECT person, vector FROM pictures WHERE NOT misfiled ORDER BY person, id")
     while some := rows.fetchmany(_AT_ONCE):
         vectors = _vectors(vector for _, vector in some)
         if not means.size:
@@ -367,11 +382,7 @@ def _locked(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
-    """Replace SQLite's and the operating system's errors by a UserError with one line.
-
-    Args:
-        path: the file's path for the message.
-    """
+    """Replace errors of SQLite and of the operating system by a UserError of one line about the file."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -15,8 +15,8 @@ from plsc import Gallery, cli
 from plsc.apps.gallery import verify
 from plsc.apps.gallery.answer import Match
 from plsc.apps.gallery.gallery import _decide
-from plsc.apps.gallery.threshold import RATE, GalleryThreshold
 from plsc.errors import MissingFileError
+from plsc.evaluation.gallery_threshold import RATE, GalleryThreshold
 from tests.apps.gallery.people import NAMES, Pixels, folder_of, people, picture
 from tests.helpers.refusals import refusal
 
@@ -342,6 +342,18 @@ def test_the_networks_threshold_is_the_start_and_the_gallerys_own_pictures_take_
     none = Gallery.build(tmp_path / "b.gallery", people(2), Pixels(threshold=None))
     assert none.threshold.describe().startswith("nobody is named: the network has no threshold")
     assert none.search([picture("p0")])[0].reason.endswith(", no threshold is known")
+
+
+def test_a_misfiled_picture_does_not_count_for_the_mean_of_its_person(tmp_path):
+    gallery = Gallery.build(tmp_path / "a.gallery", people(9), Pixels())
+    asked = [picture(f"p{number}", 7) for number in range(9)]
+    clean = [answer.matches for answer in gallery.search(asked)]
+    gallery.add("p0", [picture("p1", 8)])
+    assert gallery.threshold.misfiled == [["p0", "the picture (4)"]] and gallery.people["p0"] == 4
+    assert [answer.matches for answer in gallery.search(asked)] == clean
+    gallery.add("p0", [picture("p1", 9), picture("p1", 10), picture("p1", 11)])
+    assert gallery.threshold.misfiled == []  # most are of p1, so nobody can tell which are right
+    assert [answer.matches for answer in gallery.search(asked)] != clean
 
 
 def test_an_answer_tells_why_a_likely_match_is_not_named():

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from plsc.apps.gallery.embed import open_network
-from plsc.apps.gallery.threshold import measure
+from plsc.evaluation.gallery_threshold import measure
 from plsc.evaluation.search import unit_rows
 from tests.apps.faces.lfw import _LFW, ZOO, needs_faces
 
 pytestmark = [needs_faces, pytest.mark.slow]
 DRAWS = 20
 MOST_STRANGERS = 0.02  # named, in the worst draw
-# Mistake, people, pictures per person, and the least share of the clean gallery's names in the worst draw. A
-# wrong picture beside two right ones spoils that person's mean, too.
+# Mistake, people, pictures of each, and at least so many of the clean gallery's names in the worst draw. A
+# draw of ten people has 19 or 20 names, so that one lost name is 0.947 of them.
 CASES = [
     *((mistake, 40, 3, 0.95) for mistake in ("none", "1 misfiled", "2 misfiled", "3 misfiled", "5 misfiled")),
     *((mistake, 40, 3, 0.95) for mistake in ("twice", "unknown")),
-    *((mistake, count, 2, 0.93) for count in (9, 10, 12, 16) for mistake in ("none", "1 misfiled", "twice")),
+    *((mistake, count, 2, 0.95) for count in (9, 10, 12, 16) for mistake in ("none", "1 misfiled")),
+    *(("twice", count, 2, 0.95 if count > 10 else 0.94) for count in (9, 10, 12, 16)),
 ]
 
 
@@ -64,8 +65,19 @@ def rates(known, asked, strangers, prior):
     """The threshold, the share of further pictures that are named right, and the share of strangers who are
     named."""
     owners = [str(number) for number, of in enumerate(known) for _ in of]
-    threshold = measure(np.concatenate(known), owners, owners, np.ones(len(owners), bool), 0.01, prior)
-    means = unit_rows(np.array([of.sum(axis=0) for of in known]))
+    pictures = [str(number) for of in known for number, _ in enumerate(of)]
+    threshold = measure(np.concatenate(known), owners, pictures, np.ones(len(owners), bool), 0.01, prior)
+    wrong = {*map(tuple, threshold.misfiled)}
+    means = unit_rows(
+        np.array(
+            [
+                np.sum(
+                    [vector for place, vector in enumerate(of) if (str(n), str(place)) not in wrong], axis=0
+                )
+                for n, of in enumerate(known)
+            ]
+        )
+    )
     right = [
         similarities.max() > threshold.cosine
         and similarities.argmax() in ([0, len(asked)] if n == 0 else [n])

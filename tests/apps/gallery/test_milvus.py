@@ -42,6 +42,14 @@ def test_a_gallery_in_milvus_answers_as_one_in_sqlite(tmp_path, monkeypatch):
         assert "Dan" in gallery and "p2" not in gallery and len(gallery) == 12
         assert "has nobody called p2" in refusal(gallery.remove, "p2")
     compare()
+    for gallery in galleries:
+        gallery.add("p6", [picture("p5", 30)])
+        assert [*map(tuple, gallery.threshold.misfiled)] == [("p6", "the picture (4)")]
+    compare()
+    for gallery in galleries:
+        gallery.remove("p6/the picture (4)")
+        assert gallery.threshold.misfiled == []
+    compare()
     galleries[0].close()
     galleries[0] = Gallery.open("milvus:a.db", Pixels())
     compare()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from plsc.apps.faces.published import Published, path_of
+from plsc.utils.published import Published, path_of
 from tests.helpers.refusals import refusal
 
 CONTENT = bytes(range(256)) * 1000

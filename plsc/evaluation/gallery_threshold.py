@@ -22,9 +22,9 @@ estimates' squared difference. So the prior loses its weight if the gallery cont
 measures little, so its threshold is mostly the prior's.
 
 **Suspected mistakes.** A picture is suspicious if it is much nearer to another person than the threshold. If
-it is also unlike its person's other pictures, it is reported as misfiled, and is not used for the
-measurement. Otherwise the two people may be one person or twins. They are reported, and are not compared with
-each other.
+it is also unlike its person's other pictures, it is reported as misfiled. It is not used for the measurement,
+and does not count for its person's mean. Otherwise the two people may be one person or twins. They are
+reported, and are not compared with each other.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class GalleryThreshold:
     alike: list[tuple[str, str]] = field(default_factory=list)
     """Pairs that look like one person, most similar first. The first entry is a picture (person/picture) or a
     person, and the second is another person."""
+    misfiled: list[tuple[str, str]] = field(default_factory=list)
+    """Person and picture of each picture that looks misfiled. It does not count for the person's mean."""
 
     @property
     def finds_too_few(self) -> bool:
@@ -132,10 +134,11 @@ def measure(
     comparisons = _Comparisons(vectors, owner, np.asarray(measures, bool))
     share = 1 - (1 - rate) ** (1 / len(names))  # accepted share above the threshold
     alike = []
-    for wrong in (comparisons.misfiled, comparisons.same_people):
+    for find_wrong in (comparisons.misfiled, comparisons.same_people):
         cosine = comparisons.threshold(share, prior, wide=True)
         if cosine is not None:
-            alike += wrong(1 - _APART * (1 - cosine))
+            alike += find_wrong(1 - _APART * (1 - cosine))
+    misfiled = [(names[owner[one]], pictures[one]) for _, one, _, is_picture in alike if is_picture]
     cosine = comparisons.threshold(share, prior)
     lines = [
         (f"{names[owner[one]]}/{pictures[one]}" if is_picture else names[one], names[other])
@@ -144,8 +147,9 @@ def measure(
     people = comparisons.measuring_people
     if cosine is None:
         return GalleryThreshold(rate, size=len(names), people=people, alike=lines[:_MOST_ALIKE])
-    strangers, found = comparisons.strangers(cosine), comparisons.found(cosine)
-    return GalleryThreshold(rate, cosine, prior, len(names), people, strangers, found, lines[:_MOST_ALIKE])
+    rates = comparisons.strangers(cosine), comparisons.found(cosine)
+    alike = lines[:_MOST_ALIKE]
+    return GalleryThreshold(rate, cosine, prior, len(names), people, *rates, alike, misfiled)
 
 
 class _Comparisons:
@@ -222,7 +226,8 @@ class _Comparisons:
         """Find the misfiled pictures, and exclude them from the measurement.
 
         A picture is misfiled if its cosine with another person exceeds `cosine` and the cosine with its own
-        person. If more than half of a person's pictures are like the other person, none is misfiled.
+        person. If more than half of a person's pictures are like the other person, or if a person would keep
+        no picture, none of the person's pictures is misfiled.
 
         Returns for each picture: the cosine, the picture's number, the other person's number and True.
         """
@@ -236,6 +241,9 @@ class _Comparisons:
             of_person = int(np.count_nonzero(self._whose == person))
             if self._own[place] < similarity and 2 * len(like[person, other]) <= of_person:
                 found.append((similarity, picture, other, True))
+        lost = np.bincount(self._owner[[picture for _, picture, *_ in found]], minlength=self._people)
+        keeps_none = (lost == self._counts)[self._owner]
+        found = [each for each in found if not keeps_none[each[1]]]
         self._used[[picture for _, picture, *_ in found]] = False
         self._compare()
         return found

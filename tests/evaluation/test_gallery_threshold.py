@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.apps.gallery.threshold import GalleryThreshold, choose_evenly, measure
+from plsc.evaluation.gallery_threshold import GalleryThreshold, choose_evenly, measure
 from plsc.evaluation.search import unit_rows
 
 WIDTH = 64
