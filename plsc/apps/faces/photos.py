@@ -18,7 +18,6 @@ Picture = Any
 # Maximum area of the second largest face, relative to the largest. Above it, it is unclear whom the photo
 # shows.
 _GROUP = 0.4
-_HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc")  # bytes 4 to 12
 
 
 def as_pictures(value: Picture | Sequence[Picture]) -> Sequence[Picture]:
@@ -62,8 +61,6 @@ def read_photo(photo: Picture) -> np.ndarray:
             f"{type(photo).__name__}: is not a picture; give a path, a file's bytes, an array or a Pillow "
             "image"
         )
-    if data[4:12].tobytes() in _HEIC:
-        raise CorruptImageError(f"{escape(name)}: is HEIC, which cannot be read; save it as JPEG")
     return decode_pixels(data, False, lambda: name)
 
 

@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +86,8 @@ class SqliteStore:
     @classmethod
     def check_new(cls, path: str | os.PathLike) -> None:
         """Raise UserError if the path exists, so that no gallery can be made there."""
+        if os.path.isdir(path):
+            raise UserError(f"{escape(path)}: is a folder; name the new file of the gallery first")
         if os.path.lexists(path):
             raise UserError(f"{escape(path)}: exists already; remove it first, or choose another name")
 
@@ -314,10 +317,13 @@ class SqliteStore:
     def _stamp(self) -> tuple[int, ...]:
         """Return the current file's stamp. Raises MissingFileError if it does not exist."""
         try:
-            return _stamp_of(os.stat(self._path))
+            status = os.stat(self._path)
         except FileNotFoundError:
             missing = f"{self.name}: there is no gallery; make one with plsc gallery build"
             raise MissingFileError(missing) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{self.name}: is no file; name one that plsc gallery build wrote")
+        return _stamp_of(status)
 
 
 def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
@@ -388,5 +394,7 @@ def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
     except (sqlite3.Error, OSError) as error:
         reason = getattr(error, "strerror", None) or escape(error)
         damaged = type(error) is sqlite3.DatabaseError  # its subclasses have other causes
-        remedy = "it is damaged: restore a copy, or build it again" if damaged else "nothing was changed"
+        remedy = "it is damaged: take a copy, or build it again" if damaged else "nothing was changed"
+        if "not a database" in str(reason):
+            remedy = "it is no gallery, or it is damaged: name what plsc gallery build wrote, or take a copy"
         raise UserError(f"{escape(path)}: {reason}; {remedy}") from error

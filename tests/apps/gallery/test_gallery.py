@@ -274,9 +274,16 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path):
         Gallery.open, tmp_path / "none.gallery", kind=MissingFileError
     )
     (tmp_path / "text").write_text("I am no database" * 100)
+    assert "is no file; name one that plsc gallery build wrote" in refusal(Gallery.open, tmp_path)
+    assert "is a folder; name the new file of the gallery first" in refusal(
+        Gallery.build, tmp_path, people(1), Pixels()
+    )
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE a (b)").connection.close()
-    assert "not a database; it is damaged" in refusal(Gallery.open, tmp_path / "text")
-    assert "is not a gallery; name a file that plsc gallery build wrote" in refusal(
+    assert (
+        "not a database; it is no gallery, or it is damaged: name what plsc gallery build wrote"
+        in refusal(Gallery.open, tmp_path / "text")
+    )
+    assert "is no gallery; name a file that plsc gallery build wrote" in refusal(
         Gallery.open, tmp_path / "other.db"
     )
     data = (tmp_path / "a.gallery").read_bytes()
