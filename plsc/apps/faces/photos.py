@@ -65,16 +65,10 @@ def read_photo(photo: Picture) -> np.ndarray:
 
 
 def _bgr(pixels: np.ndarray, name: str) -> np.ndarray:
-    """Convert pixels from a program to three channels.
+    """Convert pixels, uint8 [H, W] or [H, W, C] with 1, 3 or 4 channels, to three channels in the order BGR.
 
-    OpenCV's networks accept any channel count without an error. So this is checked here.
-
-    Args:
-        pixels: uint8 [H, W], or [H, W, C] with 1, 3 or 4 channels.
-        name: the picture's name for messages.
-
-    Returns pixels, uint8 [H, W, 3] in the order BGR. Raises UserError for other arrays, and CorruptImageError
-    if there are too many pixels.
+    OpenCV's networks accept any channel count without an error. So UserError is raised here for other arrays,
+    and CorruptImageError if there are too many pixels.
     """
     kinds = {(2, 1): cv2.COLOR_GRAY2BGR, (3, 1): cv2.COLOR_GRAY2BGR, (3, 3): None, (3, 4): cv2.COLOR_BGRA2BGR}
     kind = pixels.ndim, pixels.shape[2] if pixels.ndim == 3 else 1
