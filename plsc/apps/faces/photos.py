@@ -117,10 +117,7 @@ def find_faces(detector: Detector, photo: Picture, pixels: np.ndarray, every: bo
 
 
 def second_share(faces: Sequence[Face]) -> float:
-    """Return the second largest face's area, relative to the largest face's.
-
-    Returns 0.0 if there are fewer than two faces.
-    """
+    """Return the second largest face's area relative to the largest face's. One face or none gives 0.0."""
     return faces[1].area / max(faces[0].area, 1) if len(faces) > 1 else 0.0
 
 
