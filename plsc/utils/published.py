@@ -63,7 +63,7 @@ def _fetch(published: Published, path: Path) -> None:
     """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong."""
     import urllib.request  # takes 20 ms, and is needed only once
 
-    by_hand = f"get {published.address} on another machine or later, and put it into {escape(path.parent)}"
+    by_hand = f"download {published.address} on another machine or later to {escape(path.parent)}"
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (

@@ -5,7 +5,7 @@ POST /search        Send a form with `picture`. Optional: ?faces=all&top=5.
                     words. `faces` lists the faces, largest first. Each has a `box`: left, top, width and
                     height in pixels. With faces=all, each face also has a name and a text, and faces that
                     are much smaller than the largest one are found, too.
-GET /people         Returns {name: number of pictures}. Needs the token.
+GET /people         Returns {name: picture count}. Needs the token.
 POST /people        Send a form with `name`, `pictures` and `groups` (true or false). Needs the token.
 DELETE /people      ?name=Ann removes a person, ?name=Ann/3.jpg removes a picture. Needs the token.
 GET /health         Returns the people count and the threshold.
