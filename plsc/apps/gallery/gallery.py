@@ -374,12 +374,7 @@ def normalize_name(name: str) -> str:
 def _embed_people(
     network: EmbeddingNetwork, people: Mapping[str, Sequence[Picture]], groups: bool
 ) -> tuple[dict[str, list[Embedded]], list[str]]:
-    """Embed people's pictures.
-
-    Args:
-        network: computes the embeddings.
-        people: pictures by person.
-        groups: as for `Gallery.build`.
+    """Embed the pictures of `people`, with `groups` as for `Gallery.build`.
 
     Returns the embedded pictures by person, and a line for each picture that cannot be used. The lines are
     also logged.
@@ -398,15 +393,10 @@ def _embed_people(
 
 
 def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
-    """Add a person's pictures to a store. Skip pictures that are equal to the person's other pictures.
+    """Add a person's pictures to a store in a transaction. `measures` is as for the store's `add`.
 
-    Args:
-        store: store in a transaction.
-        name: the person.
-        embedded: the pictures, at least one.
-        measures: whether the person's pictures are used to measure the threshold.
-
-    Returns a line for each skipped picture. The lines are also logged.
+    A picture that is equal to another one of the person is skipped. Returns a line for each skipped picture.
+    The lines are also logged.
     """
     names, known = store.pictures(name)
     vectors = np.empty((len(known) + len(embedded), len(embedded[0][1])), np.float32)

@@ -150,12 +150,7 @@ class MilvusStore:
             self._average(person, {picture for owner, picture in pictures if owner == person})
 
     def _average(self, name: str, misfiled: Collection[str] = ()) -> None:
-        """Write a person's row, or remove it if the person has no pictures left.
-
-        Args:
-            name: the person.
-            misfiled: names of the pictures that do not count.
-        """
+        """Write a person's row without misfiled pictures, or remove it if the person has no pictures left."""
         person, (pictures, vectors) = _hash(name), self.pictures(name)
         counted = vectors[[picture not in misfiled for picture in pictures]]
         if len(counted):
@@ -213,14 +208,9 @@ class MilvusStore:
 def _row(
     kind: int, text: str, vector: np.ndarray, picture: str = "", number: int | None = None
 ) -> dict[str, Any]:
-    """Make a row for the collection.
+    """Make a row for the collection. `text` is the person's name, or the facts as JSON.
 
-    Args:
-        kind: _FACTS, _PERSON, _KNOWN or _MEASURES.
-        text: the person's name, or the facts as JSON.
-        vector: float32 [D].
-        picture: the picture's name.
-        number: the row's id. None makes one from the person's and the picture's names.
+    `number` is the row's id. None makes one from the person's and the picture's names.
     """
     number = _hash(f"{text}\0{picture}") if number is None else number
     row = {"id": number, "kind": kind, "person": _hash(text)}

@@ -223,12 +223,8 @@ class SqliteStore:
         return removed > 0
 
     def set_misfiled(self, pictures: Sequence[tuple[str, str]]) -> None:
-        """Exclude pictures from the means of their people, and no others. The calling thread must be in a
-        transaction.
-
-        Args:
-            pictures: person and name of each picture.
-        """
+        """Exclude these pictures (person, name) alone from people's means. The calling thread must be in a
+        transaction."""
         self._change("UPDATE pictures SET misfiled = 0 WHERE misfiled")
         update = (
             "UPDATE pictures SET misfiled = 1 "
