@@ -392,5 +392,5 @@ def _readable_errors(path: str | os.PathLike) -> Iterator[None]:
         damaged = type(error) is sqlite3.DatabaseError  # its subclasses have other causes
         remedy = "it is damaged: restore a copy, or build it again" if damaged else "nothing was changed"
         if "not a database" in str(reason):
-            remedy = "it is no gallery, or it is damaged: name a gallery, or restore a copy"
+            remedy = "it is not a gallery, or it is damaged: name a gallery, or restore a copy"
         raise UserError(f"{escape(path)}: {reason}; {remedy}") from error

@@ -66,7 +66,7 @@ def test_photos_to_names_without_a_run(photos, tmp_path, capsys):
     answers = dict(zip(further, said.splitlines(), strict=True))
     names = [*Gallery.open(gallery)]
     known = [path for path in further if path.parent.name in names]
-    right = sum(answers[path].startswith(f"{path}: {path.parent.name} (0.") for path in known)
+    right = sum(answers[path].startswith(f"{path}: {path.parent.name} (similarity 0.") for path in known)
     assert len(known) == 12 and right >= 11 and code == 1  # the strangers have no name
     assert ", threshold 0." in said and ": nobody (nearest " in said
 
@@ -80,7 +80,7 @@ def test_people_are_added_listed_and_removed(built, tmp_path, capsys):
     assert code == 0 and said.startswith("New One: 2 pictures added; 13 people\nthreshold 0.")
     assert said.endswith("\nskipped: 1 picture, named above\n")
     code, said, _ = run(capsys, "search", copy, pictures[3])
-    assert code == 0 and said.startswith(f"{pictures[3]}: New One (0.")
+    assert code == 0 and said.startswith(f"{pictures[3]}: New One (similarity 0.")
     code, said, _ = run(capsys, "list", copy)
     assert (
         code == 0

@@ -279,10 +279,11 @@ def test_what_is_no_gallery_is_refused(gallery, tmp_path):
         Gallery.build, tmp_path, people(1), Pixels()
     )
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE a (b)").connection.close()
-    assert "not a database; it is no gallery, or it is damaged: name a gallery, or restore a copy" in refusal(
-        Gallery.open, tmp_path / "text"
+    assert (
+        "not a database; it is not a gallery, or it is damaged: name a gallery, or restore a copy"
+        in refusal(Gallery.open, tmp_path / "text")
     )
-    assert "is no gallery; name a file that plsc gallery build wrote" in refusal(
+    assert "is not a gallery; name a file that plsc gallery build wrote" in refusal(
         Gallery.open, tmp_path / "other.db"
     )
     data = (tmp_path / "a.gallery").read_bytes()

@@ -103,7 +103,7 @@ def test_a_gallery_that_cannot_be_used_is_503_and_the_log_says_why(client, galle
     (tmp_path / "a.gallery").write_bytes(b"no gallery" * 1000)
     answer = client_of(client.app).get("/health")
     assert answer.status_code == 503 and str(tmp_path) not in answer.json()["detail"]
-    assert "file is not a database; it is no gallery, or it is damaged" in capsys.readouterr().out
+    assert "file is not a database; it is not a gallery, or it is damaged" in capsys.readouterr().out
 
 
 def test_the_page_is_one_file_whose_parts_fit(client):
