@@ -122,7 +122,7 @@ def test_pictures_of_all_kinds_get_one_line_each(built, tmp_path, capsys):
     lines = {line.split(": ")[0].rsplit("/")[-1]: line.split(": ", 1)[1] for line in said.splitlines()}
     assert code == 1 and len(lines) == len(said.splitlines()) == len(files) + 1
     for file in ("plain.jpg", "grey.png", "five.jpg", "aligned.png"):
-        assert lines[file].startswith(f"{name} (0."), (file, lines[file])
+        assert lines[file].startswith(f"{name} (similarity 0."), (file, lines[file])
     assert lines["five.jpg"].endswith("; the largest of 5 faces")
     assert lines["none.jpg"] == "nobody (no face found)" and lines["gone.jpg"] == "nobody (no such image)"
     assert "not an image" in lines["text.jpg"]
