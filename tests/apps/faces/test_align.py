@@ -224,7 +224,7 @@ def test_groups_are_counted_and_skipped_if_nobody_can_tell_whose_photo_it_is(tmp
     assert main([str(photos), str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     assert "2 photos: 1 face written, 1 skipped, 1 from photos with several faces" in said
-    assert "two.jpg: 2 faces, the second has 5" in said and "by --groups" in said
+    assert "two.jpg: 2 faces, the second has 5" in said and "with --groups" in said
     with open(tmp_path / "a" / "alignment.csv", newline="") as file:
         three, two = csv.DictReader(file)
     assert (three["faces"], two["faces"], two["aligned"]) == ("3", "2", "") and "second has" in two[
