@@ -78,7 +78,7 @@ def refuse_ignored_nnodes() -> None:
     nodes = os.environ.get("PADDLE_NNODES")
     if asked and nodes and int(asked[1]) != int(nodes):
         raise UserError(
-            f"Paddle's launcher was started with --nnodes {asked[1]}, and has started a launch of {nodes}; "
+            f"Paddle's launcher was started with --nnodes {asked[1]}, but uses --nnodes {nodes}; "
             "unset the variables PADDLE_* of another job, such as PADDLE_TRAINER_ENDPOINTS"
         )
 

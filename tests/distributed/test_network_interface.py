@@ -73,7 +73,7 @@ def test_a_launcher_that_ignored_its_nnodes_is_refused(words, tmp_path):
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {rank!r}]).returncode)"
     env = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_NNODES": "1"}
     ended = run_python("-c", code, *words, "train.py", cwd=tmp_path, check=False, **env)
-    assert "was started with --nnodes 2, and has started a launch of 1; unset the" in ended.stderr
+    assert "was started with --nnodes 2, but uses --nnodes 1; unset the" in ended.stderr
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
 
 
