@@ -61,6 +61,17 @@ def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):
     )
 
 
+def test_a_resumed_run_names_the_settings_that_have_changed(tmp_path, capsys):
+    short = ["DataLoader.Eval.dataset=null", "Global.resume=true"]
+    entry(tmp_path, *short, "Global.max_steps=1").train()
+    entry(tmp_path, *short, "Global.max_steps=2").train()
+    assert "was made with" not in capsys.readouterr().out
+    entry(tmp_path, *short, "Global.max_steps=3", "Head.margin=0.3", "LRScheduler.learning_rate=0.01").train()
+    said = capsys.readouterr().out
+    assert "WARNING Head.margin is 0.3, and step-00000002 was made with 0.5\n" in said
+    assert "WARNING LRScheduler.learning_rate is 0.01, and step-00000002 was made with " in said
+
+
 def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):
     entry(tmp_path, "Global.resume=true", "Global.max_steps=1").train()
     assert f"nothing to resume in {tmp_path}, starting at step 0" in capsys.readouterr().out

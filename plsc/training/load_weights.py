@@ -138,6 +138,19 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
     return [f"{differences[name]}: {remark}" for name in _OF_ORDER if name in differences]
 
 
+def changed_settings(saved: store.Checkpoint, ours: dict[str, Any]) -> list[str]:
+    """Return a warning for each key of network, head, optimizer or schedule that has changed.
+
+    ours: this run's config as plain values.
+    """
+    return [
+        f"{section}.{key} is {ours[section][key]}, and {saved.path.name} was made with {before}"
+        for section in ("Model", "Head", "Optimizer", "LRScheduler")
+        for key, before in dict(saved.config.get(section, {})).items()
+        if key in ours[section] and ours[section][key] != before
+    ]
+
+
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     """Load this rank's rows from a checkpoint into `head`. Any number of ranks may have written it.
 

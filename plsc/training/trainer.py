@@ -35,7 +35,7 @@ from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
 from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
-from plsc.training.load_weights import load_rows, refuse_other_run
+from plsc.training.load_weights import changed_settings, load_rows, refuse_other_run
 from plsc.training.metrics import Metrics
 from plsc.training.not_finite import AS_THEY_WERE, refuse_not_finite
 from plsc.training.optim import BackboneOptimizer
@@ -467,6 +467,7 @@ class Trainer:
             self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
         )
         warnings = refuse_other_run(saved, self.state_dict(), self.dataset)
+        warnings += changed_settings(saved, self.cfg.plain())
         load_rows(self.head, saved)
         for name, owner in self.stateful.items():
             with saved.loading(name):
