@@ -177,10 +177,10 @@ def test_a_full_disk_want_of_memory_and_an_error_on_one_rank(whole, run, tmp_pat
         r"ERROR out/checkpoints: checkpoint of step 4 not written.* rank 1: OSError: \[Errno 27\]", log
     )
     assert code == 0
-    remedy = "lower DataLoader.Train.batch_size; starting again .*"
+    remedy = "lower DataLoader.Train.batch_size; restarting .*"
     memory = rf"WARNING rank 0 failed in step \d: MemoryError: .*; {remedy}"
     assert_said(
-        said, memory, r"WARNING rank 1 failed in step \d: OSError: the network is down; starting again .*"
+        said, memory, r"WARNING rank 1 failed in step \d: OSError: the network is down; restarting .*"
     )
     assert "raise OSError" in (tmp_path / "stderr").read_text()
     assert_equal_runs(tmp_path / "out", whole)
