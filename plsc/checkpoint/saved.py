@@ -1,7 +1,8 @@
 """Read a checkpoint.
 
-A checkpoint contains the states that a run has saved, by their owners' names, and the classes' rows.
-Any classes' rows can be read, however many ranks wrote the head files.
+A checkpoint contains the class rows, and the states of the parts of a run. The part that a state belongs to
+is called the state's owner. The rows for any range of classes can be read, however many ranks wrote the head
+files.
 
 Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centres"]`.
 """
@@ -36,8 +37,8 @@ EMBEDDING = 1
 class Checkpoint:
     """A checkpoint that is open for reading. Make one with `Checkpoint.open`.
 
-    Arrays are returned as copies. The files stay open, so they can still be read if a running training
-    deletes the checkpoint.
+    Arrays are returned as copies. The files stay open, so the arrays can still be read if a run deletes the
+    checkpoint.
     """
 
     def __init__(
@@ -63,25 +64,25 @@ class Checkpoint:
         return cls(Path(path), *open_folder(Path(path), verify))
 
     def plain(self, owner: str) -> dict[str, Any]:
-        """Return the values in an owner's state that are not arrays, or {} if the checkpoint has none."""
+        """Return the values in an owner's state that are not arrays, or {} if there are none."""
         return self.manifest.state.get(owner, {})
 
     def arrays(self, owner: str) -> dict[str, np.ndarray]:
-        """Read all arrays in an owner's state. Return {} if it has none."""
+        """Read all arrays in an owner's state. Return {} if there are none."""
         file = self._tensors.get(file_of(owner))
         return {name: file.read(name) for name in file.arrays} if file else {}
 
     def state_dict(self, owner: str) -> dict[str, Any]:
-        """Return the state that an owner has saved, or {} if the checkpoint has none.
+        """Return the state that an owner has saved, or {} if the checkpoint has no such state.
 
-        The key "arrays" contains its arrays by name, if it has any.
+        If the state has arrays, the key "arrays" contains them by name.
         """
         arrays = self.arrays(owner)
         return {**self.plain(owner), **({"arrays": arrays} if arrays else {})}
 
     @contextlib.contextmanager
     def loading(self, owner: str) -> Iterator[None]:
-        """Raise UserError with one line if a state's owner, in the block, cannot load that state."""
+        """Raise UserError with one line if the code in the block cannot load an owner's state."""
         where = f"{self.path}/manifest.json: state.{owner}"
         remedy = "it was written by another program or run; start from it with Global.init_from"
         try:
@@ -99,9 +100,7 @@ class Checkpoint:
 
     @property
     def last_threshold(self) -> VerificationThreshold:
-        """The threshold from the run's last evaluation of the main set, up to and including this
-        checkpoint's.
-        """
+        """The threshold from the run's last evaluation of the main set at or before this step."""
         if evaluation := self.evaluation:
             return evaluation.threshold
         with self.loading("evaluation"):
@@ -129,11 +128,11 @@ class Checkpoint:
         return self.arrays(self.manifest.weights)
 
     def network(self, flip: bool) -> str:
-        """Compute the network's identity, as far as embeddings depend on it: a SHA-256 as 64 hex digits.
+        """Compute the network's identity, a SHA-256 of all that embeddings depend on, as 64 hex digits.
 
-        It covers the arrays in `weights` (each name, dtype, shape and bytes, sorted by name),
-        the preprocessing, the embedding's definition, and `flip`. Embeddings with different identities cannot
-        be compared.
+        The identity covers the arrays in `weights` (each name, dtype, shape and bytes, sorted by name), the
+        preprocessing, the embedding's definition, and `flip`. Embeddings from networks with different
+        identities cannot be compared.
 
         Args:
             flip: whether the mirror image's embedding is added.
@@ -154,7 +153,7 @@ class Checkpoint:
     def head_arrays(self) -> dict[str, Any]:
         """The head's arrays by name, with `.dtype` and `.shape`.
 
-        The first axis has the length that it has in the first head file.
+        The length of the first axis is the number of classes in the first head file, not in all head files.
         """
         return self._tensors[self.manifest.heads[0].file].arrays
 

@@ -8,10 +8,10 @@ A run on any number of ranks can read the checkpoint of a run on any other numbe
                                 [evaluation.json]
 
 The arrays of each part of a run, such as the backbone, are in a file that is named after the part. The part's
-other values are in the manifest, under its name. A head file contains one rank's class rows. The manifest is
-written last. It lists the head files' class ranges, and each file's size and checksum. evaluation.json is
-added when the checkpoint has been evaluated. This module uses neither pickle nor Paddle, and calls no
-collective except the one it is given.
+other values are in the manifest, under the part's name. A head file contains one rank's class rows. The
+manifest is written last. It lists the head files' class ranges, and each file's size and checksum.
+evaluation.json is added when the checkpoint has been evaluated. This module uses neither pickle nor Paddle,
+and calls no collective except the `gather` that `save` is given.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -43,7 +43,7 @@ from plsc.utils.text import gigabytes
 
 
 class SaveError(UserError):
-    """A checkpoint could not be written. The earlier ones are untouched, and training may continue.
+    """A checkpoint could not be written. Earlier checkpoints are untouched, and training may continue.
 
     Attributes:
         remedy: what the user can do, as a verb with its object.
@@ -78,8 +78,9 @@ class Content:
         config: the resolved config by section.
         preprocessing: how images are prepared for the network.
         classes: each class's name, or None if the classes have no names.
-        weights: the part whose arrays evaluation and export use as the network's weights, such as an average.
-            If it has no arrays, the backbone's are used.
+        weights: name of the part whose arrays are the network's weights in evaluation and export, such as the
+            part with the running average of the weights. If this part has no arrays, the backbone's arrays
+            are used.
     """
 
     step: int
@@ -129,7 +130,7 @@ def save(
         shards = on_all(_begin, final, first, content.shard)
         world_size = len(shards)
         replicated = set(shards) == {(0, num_classes)}
-        if replicated:  # one file for all
+        if replicated:  # one file for all ranks
             shards = shards[:1]
         assert tiles(shards, num_classes), f"{shards} do not cover the classes [0, {num_classes})"
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
@@ -166,7 +167,8 @@ def save(
 def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:
     """Call work(*args) on every rank and return all ranks' results.
 
-    Raises SaveError on every rank if one rank fails. If only that rank raised, the others would wait for it.
+    Raises SaveError on every rank if one rank fails. If the others did not raise, they would wait
+    for that rank.
     """
     result = None
     failure = None
@@ -212,8 +214,9 @@ def _publish(final: Path, first: bool, fields: Any) -> None:
     """Add the manifest to the temporary folder, and rename the folder to `final`."""
     if not first:
         return
-    # `final` cannot exist, since a run that returns to an earlier step first sets later checkpoints aside. It
-    # is not deleted here, since both would be lost if the process were killed before the rename.
+    # `final` cannot exist, since a run that returns to an earlier step first sets later checkpoints aside. If
+    # it did exist, it would be unsafe to delete it here: if the process were killed before the rename,
+    # neither the old nor the new checkpoint would be left.
     assert not final.exists(), f"{final} exists"
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
@@ -238,24 +241,26 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 
 
 def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None:
-    """Find a checkpoint and verify its checksums. Return its folder, or None if none was ever completed.
+    """Find a checkpoint and verify its checksums. Return its folder, or None if no checkpoint was ever
+    completed.
 
-    One rank calls this and sends the path to the others. All ranks then open it with verify=False. If a newer
-    checkpoint is unusable, a warning names it. A checkpoint is skipped if a run deletes it during
-    the search.
+    One rank calls this and sends the path to the other ranks. All ranks then open the checkpoint with
+    verify=False. If a newer checkpoint is unusable, a warning names it. If a run deletes a checkpoint during
+    the search, this checkpoint is skipped.
 
     Args:
         root: the folder with the run's checkpoints.
         which: "newest" or "best" to choose from `root`. Otherwise one checkpoint's folder, a folder with
-            several, or a run's folder.
-        rename: whether to rename an unusable checkpoint to step-XXXXXXXX.bad. It is never deleted. A run that
-            will write to `root` sets this.
+            several checkpoints, or a run's folder.
+        rename: whether to rename an unusable checkpoint to step-XXXXXXXX.bad. An unusable checkpoint is never
+            deleted. A run that will write to `root` passes True.
 
     Raises UserError in these cases:
-        - There are checkpoints, but none is usable. A run must not start from step 0 over damaged ones.
-        - The best one is asked for, but none has been evaluated.
-        - A checkpoint has an unknown format, or cannot be read, for example because a disk is not mounted. It
-            is then not treated as damaged.
+        - There are checkpoints, but none is usable. A run must not start from step 0 over damaged
+          checkpoints.
+        - The best checkpoint is asked for, but no checkpoint has been evaluated.
+        - A checkpoint has an unknown format, or cannot be read, for example because a disk is not mounted.
+          Such a checkpoint does not count as damaged.
     """
     if which not in ("newest", "best"):
         below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
@@ -272,9 +277,10 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
 def best(root: Path) -> Path | None:
     """Return the checkpoint in `root` with the best evaluation, or None if none has been evaluated.
 
-    If several have the same value, the oldest is returned. Only evaluations on the same set as the newest one
-    are compared, since values on another set, or on more images, are not comparable. The search reads only
-    the folders, so it never returns a checkpoint that was deleted or set aside.
+    If several checkpoints have the best value, the oldest of them is returned. An evaluation is compared only
+    if it is like the newest evaluation (`Evaluation.is_like`). Other evaluations used, for example, another
+    data set or another number of images, so their values are not comparable. The search reads the evaluations
+    in the folders that `completed` lists, so it never returns a checkpoint that was deleted or set aside.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -299,16 +305,17 @@ def _newest(root: Path, rename: bool) -> Path | None:
             if not path.exists():  # deleted during the search
                 continue
             bad += 1
-            aside = set_aside(path) if rename else path
-            get_logger().warning(
-                f"checkpoint {path.name} is unusable ({error}); it was skipped and renamed to {aside.name}"
-            )
+            renamed = f" and renamed to {set_aside(path).name}" if rename else ""
+            get_logger().warning(f"checkpoint {path.name} is unusable ({error}); it was skipped{renamed}")
             continue
         return path
-    if bad or _entries(root, r"step-\d{8,}\.bad\d*"):
+    notes = ["the warnings above say why"] if bad else []
+    if _entries(root, r"step-\d{8,}\.bad\d*"):
+        notes.append("checkpoints that a run has set aside have .bad in their names")
+    if notes:
         raise UserError(
-            f"{root}: no checkpoint is usable (the warnings above say why; damaged ones were renamed to "
-            ".bad); put a good copy back, or start a new run with another Global.output_dir"
+            f"{root}: no checkpoint is usable ({'; '.join(notes)}); put a good copy back, or start a new run "
+            "with another Global.output_dir"
         )
     return None
 
@@ -348,8 +355,8 @@ def set_aside(path: Path) -> Path:
 def set_aside_after(root: Path, step: int) -> None:
     """Set aside the checkpoints in `root` that are later than `step`.
 
-    A run that returns to an earlier step writes checkpoints with lower steps. It would otherwise be resumed
-    from the later ones.
+    A run that returns to an earlier step writes checkpoints with lower steps. Without this function, the run
+    would later be resumed from the checkpoints with higher steps.
     """
     later = [path for path in completed(root) if step_of(path) > step]
     aside = [set_aside(path) for path in later]

@@ -4,8 +4,9 @@ With one process each function returns its input. The same code uses Gloo on CPU
 such as NCCL, on other devices.
 
 Loss convention: the loss is the mean over the N samples of the global batch. `data_parallel` averages the
-backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W. The
-average is then the sum over the ranks, which is the mean loss's gradient over N.
+backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies this gradient
+by W. The average is then the sum of the ranks' contributions, which is the gradient of the mean loss over all
+N samples.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -35,7 +36,7 @@ _Value = TypeVar("_Value")
 
 _barriers = itertools.count()
 _flags = itertools.count()
-PIECE_BYTES = 64 << 20  # most bytes that a rank sends in one all_gather of an array
+PIECE_BYTES = 64 << 20  # largest number of bytes that a rank sends in one all_gather of `gather_array`
 
 
 def init(
@@ -46,7 +47,7 @@ def init(
 ) -> None:
     """Choose the same device kind on all ranks. If there are several ranks, start fleet's collective mode.
 
-    Every rank calls it once.
+    Every rank calls this function once.
 
     Args:
         device: "cpu", a device kind that Paddle supports ("gpu"), one card ("gpu:1"), or "auto". "auto" is
@@ -59,7 +60,7 @@ def init(
     Raises LostRankError if a rank does not connect within `hang_seconds`.
     """
     if not paddle.in_dynamic_mode():
-        # If another thread imported Paddle, this one is in static mode, and would compute nothing.
+        # If another thread imported Paddle, this thread is in static mode, and would compute nothing.
         paddle.disable_static()
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
         raise UserError(
@@ -76,7 +77,7 @@ def init(
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
     if starts_group:
-        get_store()  # before the ranks exchange their addresses through the store
+        get_store()  # connects to the store, through which the ranks then exchange their addresses
         if interface:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         # Without these variables, Paddle would use the device's collectives even if the ranks compute on
@@ -93,21 +94,21 @@ def _agree_on_kind(device: str) -> str:
     if device == CPU:
         return CPU
     lacks = [devices.why_none(device, world_size())]
-    if world_size() > 1:  # before there are collectives
+    if world_size() > 1:  # there are no collectives yet, so the ranks exchange this through the store
         store = get_store()
         store.set(f"plsc/device/{rank()}", lacks[0])
         lacks = [store.get(f"plsc/device/{r}").decode() for r in range(world_size())]
     try:
         return devices.decide(device, lacks)
     except UserError:
-        barrier()  # rank 0 has the store, so it must not end before the others have read
+        barrier()  # the store ends with rank 0, so rank 0 waits until the other ranks have read
         raise
 
 
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
 
-    With Gloo, "max" ignores NaN on all ranks except rank 0. Use "sum" to find out whether any rank has one.
+    With Gloo, "max" ignores NaN on all ranks except rank 0. Use "sum" to find out whether any rank has a NaN.
     """
     assert x.is_contiguous(), "Paddle 2.6 ignores strides and would reduce the wrong elements"
     if world_size() > 1:
@@ -124,11 +125,11 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` on every rank, in rank order. It must be small, and pickle must be able
-    to write it.
+    """Gather every rank's `value` on every rank, in rank order. The value must be small, and pickle must
+    be able to write it.
 
     The pickles come from plsc's own ranks only. The ranks first wait in `barrier`, so they may call this
-    minutes apart.
+    function minutes apart.
     """
     if world_size() == 1:
         return [value]
@@ -139,10 +140,10 @@ def gather_objects(value: object) -> list:
 
 
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on rank 0 alone. Return its value, or raise its UserError, on every rank.
+    """Call `function` only on rank 0. Return its value, or raise its UserError, on every rank.
 
-    Every rank calls it. The value must be small, and pickle must be able to write it. `function` may take
-    minutes, because the other ranks wait in `barrier`.
+    Every rank calls `run_on_rank_0`. The value must be small, and pickle must be able to write it. `function`
+    may take minutes, because the other ranks wait in `barrier`.
     """
     value = None
     problem = None
@@ -158,8 +159,8 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
 
 
 def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on every rank and return this rank's value. If it fails on a rank, every rank raises
-    the UserError from the first rank that failed.
+    """Call `function` on every rank and return this rank's value. If `function` fails on a rank, every
+    rank raises the UserError from the first rank that failed.
 
     `function` must not call a collective, because a rank that fails would not take part. It may raise any
     exception, and it may take minutes, because the ranks wait for each other in `barrier`.
@@ -214,9 +215,9 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
     All axes except the first must agree. B may be 0.
 
-    This is for large arrays, which are sent in pieces of PIECE_BYTES. So no single collective takes long,
-    and a device holds at most W pieces. The ranks first wait in `barrier`, so they may call this
-    minutes apart.
+    This is for large arrays, which are sent in pieces of PIECE_BYTES. Therefore no single collective takes
+    long, and a device holds at most W pieces. The ranks first wait in `barrier`, so they may call this
+    function minutes apart.
     """
     if world_size() == 1:
         return x
@@ -240,13 +241,14 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
     """Gather rows differentiably: [B, ...] -> [N, ...], in rank order, with the same bits on every rank.
 
-    The name comes from the original PLSC. The backward pass sums this rank's row gradient over the
-    ranks. Every rank calls it, forward and backward.
+    The name comes from the original PLSC. In the backward pass, each rank gets the gradient with respect to
+    its own rows, summed over the ranks. Every rank must run the forward pass and the backward pass.
     Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. With one process,
     none.
 
     Args:
-        counts: rows that each rank contributes, sum N. Unequal counts are padded for the transfer.
+        counts: number of rows from each rank. The numbers add up to N. If they differ, zero rows are added
+            for the transfer.
     """
     if world_size() == 1:
         return x
@@ -256,13 +258,13 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     """Sum over the ranks differentiably, and return this rank's rows: [N, ...] -> [B, ...].
 
-    The name comes from the original PLSC. The backward pass gathers the ranks' gradients. Every rank calls
-    it, forward and backward.
+    The name comes from the original PLSC. The backward pass gathers the ranks' gradients. Every rank must run
+    the forward pass and the backward pass.
     Collectives: one reduce-scatter forward, one all_gather backward. With one process, none. Gloo has no
-    reduce-scatter, so on CPUs it is an all_reduce and a slice.
+    reduce-scatter, so CPUs use an all_reduce and a slice instead.
 
     Args:
-        counts: rows that each rank receives, sum N.
+        counts: number of rows that each rank receives. The numbers add up to N.
     """
     return x if world_size() == 1 else _ReduceScatter.apply(x, counts)
 
@@ -320,17 +322,19 @@ def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> n
     `ignore`.
 
     Calls no collective. int64 in, int64 out. `label` does not change.
-    Paddle's own shard_index only makes shards with ceil(C / W) classes. The two agree if W divides C.
+    Paddle's own shard_index only makes shards with ceil(C / W) classes. Its result is the same if W divides
+    C.
     """
     return np.where((label >= start) & (label < stop), label - start, ignore)
 
 
 def barrier(timeout: float = 3600.0) -> None:
-    """Wait until every rank has called it, for at most `timeout` seconds.
+    """Wait until every rank has called this function, for at most `timeout` seconds.
 
-    It polls the job's key-value store. A Gloo collective would give up after a fixed 30 s, and a rank that
-    saves, evaluates or builds an index alone takes longer. A call takes some milliseconds, which is too much
-    for every step. All ranks must call it equally often. Raises LostRankError if a rank is gone.
+    The function polls the job's key-value store. It does not use a Gloo collective, which would give up after
+    30 s. The ranks may wait longer than this while one rank saves, evaluates or builds an index. A call takes
+    some milliseconds, which is too much for every step. All ranks must call the function equally often.
+    Raises LostRankError if a rank is gone.
     """
     if world_size() == 1:
         return
@@ -344,12 +348,14 @@ def barrier(timeout: float = 3600.0) -> None:
             raise TimeoutError(
                 f"only {arrived} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
-        gone = peers.gone()  # read before `arrived`, since a rank may arrive and exit in between
+        # `gone` is read before `arrived` is read again. A rank that arrives and then exits therefore does not
+        # count as lost.
+        gone = peers.gone()
         time.sleep(next(pauses))
         arrived = store.add(key, 0)
         if gone and arrived < world_size():
             raise peers.LostRankError(gone)
-    # The store belongs to rank 0 and ends with it. The others may still ask it, so rank 0 leaves last.
+    # The store ends with rank 0. Other ranks may still read from the store, so rank 0 leaves last.
     if rank() != 0:
         store.add(key, 1)
         return
@@ -367,7 +373,7 @@ def _pauses() -> Iterator[float]:
 def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
     """Compute the mean of all ranks' losses, the same on every rank.
 
-    Its gradient is multiplied by the world size, by the module's loss convention.
+    The gradient is multiplied by the world size, as the loss convention in the module's docstring requires.
 
     Args:
         loss_B: this rank's losses, float [B].

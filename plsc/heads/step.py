@@ -6,8 +6,8 @@ The forward pass has these steps:
 
 1. Select the step's classes, and find each sample's class among them.
 2. Gather all ranks' embeddings.
-3. Let a backend (backends.py) compute the target logits.
-4. Let the margin change the target logits.
+3. Let a backend (backends.py) compute the target cosines, or the target logits if the head has no margin.
+4. Let the margin change the target cosines.
 5. Let the backend compute the maximum and the sum of exponentials over the other logits.
 6. Combine all ranks' results into the losses.
 
@@ -50,8 +50,8 @@ class HeadOutput:
         loss: mean loss over all ranks' N samples, scalar, the same on every rank. Call backward() on
             it.
         accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of hits among the N samples.
-            A sample is a hit if its target logit without margin is larger than all other logits. A tie is not
-            a hit.
+            A sample is a hit if its target logit is larger than all its other logits, before the margin
+            changes any of them. A tie is not a hit.
         losses_B: each sample's loss on this rank, float32 [B].
         correct_B: whether each sample on this rank is a hit, bool [B].
         selection: the rows in this rank's shard that took part. After the backward pass, it also contains
@@ -85,10 +85,11 @@ class HeadStep:
         selection: the rows in this rank's shard that take part.
         vectors: the gathered embeddings [N, D], scaled to norm 1 if there is a margin.
         scaled_ND: the values of `vectors` times the scale.
-        plain_N: each sample's target cosine without margin. Without a margin, it is the target logit. It is 0
-            if the sample's class is in another shard.
-        targets: the target cosines with margin, and their derivatives with respect to `plain_N` and to the
-            embeddings' norms. All are 0 if the sample's class is in another shard.
+        plain_N: each sample's target cosine before the margin is applied. If the head has no margin, it is
+            the target logit. The value is 0 if the sample's class is in another shard.
+        targets: the target cosines after the margin is applied, and their derivatives with respect to
+            `plain_N` and to the embeddings' norms. These values are 0 if the sample's class is in another
+            shard.
         backend: backend that computes the logits.
         losses: the losses of all samples, and the numbers that the gradients need.
         penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
@@ -193,8 +194,10 @@ class HeadStep:
         `targets`.
 
         Args:
-            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N]. None if all are.
-            plain_N: target cosines without margin, float32 [N]. They are arbitrary where `owned_N` is 0.
+            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N]. None if the classes
+                of all samples are in this shard.
+            plain_N: target cosines before the margin is applied, or target logits if the head has no margin,
+                float32 [N]. Where `owned_N` is 0, the values are arbitrary.
         """
         if not self.margin:
             slope_N = filled(plain_N.shape, 1.0) if owned_N is None else owned_N
@@ -212,8 +215,8 @@ class HeadStep:
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Give every rank the target cosines for all N samples.
 
-        Returns the target cosines without and with margin, each [N, 1], or None if the margin does not change
-        the other logits.
+        Returns the target cosines before and after the margin is applied, each [N, 1], or None if the margin
+        does not change the other logits.
 
         Collectives: one all_reduce SUM of [2, N] if the margin changes the other logits.
         """
@@ -290,7 +293,7 @@ class HeadStep:
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
             # Gradient with respect to the norms, through this shard's target cosines. `_embedding_gradient`
-            # multiplies it by the scale.
+            # multiplies this gradient by the scale.
             by_norm_N = -self.losses.rest_N * self.targets.norm_slope
             by_norm_N = by_norm_N if self._factor_is_last else by_norm_N * factor
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
@@ -304,7 +307,7 @@ class HeadStep:
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
         """Give the margin the statistics that it had in this step's forward pass. Another step may have
-        changed them since then, but a logit that is computed again must have the same value."""
+        changed the statistics since then, but logits that are computed again must have the same values."""
         if not self.margin:
             yield
             return
@@ -323,9 +326,10 @@ class HeadStep:
 
         Args:
             grad_BD: gradient with respect to the scaled embeddings [B, D]. If the target cosines depend on
-                the embeddings' norms, it has one more column, the gradient with respect to the norms.
+                the embeddings' norms, `grad_BD` has one more column, the gradient with respect to the norms.
             penalty_N: derivative of the margin's penalty with respect to the norm [N], or None.
-            factor: the factor that both lack, besides the scale.
+            factor: number by which this method multiplies `grad_BD` and `penalty_N`. It also multiplies both
+                arguments by W, and `grad_BD` by the scale.
         """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:

@@ -1,11 +1,11 @@
 """Pack what a rank knows about a step into one row of numbers, and read all ranks' rows.
 
-A step has one all_gather after its backward pass, and the host waits for the device only there. Whatever the
-ranks must agree on therefore travels in the same row:
+A step has one all_gather after its backward pass, and the host waits for the device only there
+(`Trainer._summarise_step` lists the exceptions). All that the ranks must agree on is therefore in one row:
 
     [bad_weights, bad_backbone, bad_head, loss, accuracy, alike, waited, signal, replaced, label, label, ...]
 
-float64 holds each of these exactly: a float32, a flag, a count and a label below 2**53.
+The numbers are float64, which represents a float32, a flag, a count, and a label below 2**53 exactly.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import paddle
 from plsc.distributed.device import to_device
 from plsc.distributed.paddle_internals import flatten
 
-_NUMBERS = 9  # in front of the labels
+_NUMBERS = 9  # how many numbers precede the labels
 
 
 class StepSummary(NamedTuple):
@@ -26,13 +26,14 @@ class StepSummary(NamedTuple):
     Attributes:
         bad_weights: whether a parameter or a running statistic in the backbone was not finite before the step
             on some rank. ReLU and max-pooling turn a weight's NaN into numbers with the gradient 0, so
-            the gradients do not show it.
-        bad_backbone: whether a backbone gradient is not finite.
-        bad_head: whether the head's loss, or its gradient with respect to embeddings or centres, is not
-            finite.
-        loss: mean over all ranks' samples.
-        accuracy: top-1 over all ranks' samples.
-        alike: whether each rank's embeddings are all the same. Computed only for a step that is logged.
+            the gradients do not show the NaN.
+        bad_backbone: whether a gradient with respect to the backbone's parameters is not finite on some rank.
+        bad_head: whether, on some rank, the head's loss, or its gradient with respect to embeddings or
+            centres, is not finite.
+        loss: mean loss over all ranks' samples.
+        accuracy: top-1 accuracy over all ranks' samples.
+        alike: whether, on every rank, all samples have the same embedding. It is computed only in steps that
+            are logged, and is otherwise False.
         waited: seconds that the slowest rank has waited for data since its loader was made.
         signal: number of the signal that asked any rank to stop, or 0.
         replaced: images in this epoch that could not be decoded, summed over the ranks.
@@ -52,17 +53,17 @@ class StepSummary(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether the step can be taken."""
+        """Whether none of the three flags is set, so that the step can be taken."""
         return not (self.bad_weights or self.bad_backbone or self.bad_head)
 
 
 class StepRow(NamedTuple):
-    """What one rank knows about a step after its backward pass. The fields are `StepSummary`'s.
+    """What one rank knows about a step after its backward pass. `StepSummary` explains the fields.
 
     Attributes:
         bad_weights, bad_backbone, bad_head, alike: bool [1], on the device.
         loss, accuracy: one number each, on the device, the same on every rank.
-        waited, signal, replaced: this rank's, on the host.
+        waited, signal, replaced: this rank's values, on the host.
         label_B: this rank's labels in the next step, int64 [B]. It is empty at an epoch's end.
     """
 
@@ -81,7 +82,7 @@ class StepRow(NamedTuple):
     def pack(self, most: int) -> paddle.Tensor:
         """Pack the row for an all_gather: float64 [1, 9 + most], on the device.
 
-        most: samples on the rank with the most samples in the next step. Zeros fill the row up to it.
+        most: largest number of samples on any rank in the next step. Zeros fill the row of a rank with fewer.
         """
         on_device = (self.bad_weights, self.bad_backbone, self.bad_head, self.loss, self.accuracy, self.alike)
         numbers = [flatten(tensor.detach().astype("float64")) for tensor in on_device]
@@ -96,7 +97,7 @@ def unpack(rows_WF: np.ndarray, counts: Sequence[int]) -> StepSummary:
 
     Args:
         rows_WF: the rows that `StepRow.pack` made, in rank order, float64 [W, 9 + most].
-        counts: each rank's samples in the next step. It is empty at an epoch's end.
+        counts: how many samples each rank has in the next step. It is empty at an epoch's end.
     """
     bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_host = rows_WF[:, :_NUMBERS].T
     alike_W, waited_W, signal_W, replaced_W = of_host

@@ -120,6 +120,19 @@ def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, ca
     assert (tmp_path / "step-notes").exists()
 
 
+def test_one_that_is_only_skipped_is_not_called_renamed(tmp_path, capsys):
+    setup_logging()
+    aside = "checkpoints that a run has set aside have .bad in their names"
+    flip(save_one(tmp_path, 1, content(1)) / "manifest.json")
+    assert "no checkpoint is usable (the warnings above say why); " in refusal(find, tmp_path)
+    said = capsys.readouterr().out
+    assert "WARNING checkpoint step-00000001 is unusable (" in said and said.endswith("; it was skipped\n")
+    assert f"usable (the warnings above say why; {aside}); " in refusal(find, tmp_path, rename=True)
+    assert capsys.readouterr().out.endswith("; it was skipped and renamed to step-00000001.bad\n")
+    assert f"no checkpoint is usable ({aside}); " in refusal(find, tmp_path)
+    assert not capsys.readouterr().out
+
+
 def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
     save_one(tmp_path, 1, content(1))
     for name in ("bad", "bad2", "bad3"):

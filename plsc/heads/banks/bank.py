@@ -23,7 +23,8 @@ from plsc.native.heads import rows as row_kernels
 # run.
 INIT_ROWS = 4096
 UPDATE_ROWS = 4096  # number of selected rows that a CPU fetches, updates and writes back at a time
-# Number of elements of each array that a GPU updates at a time. An update needs temporary memory for as many.
+# Number of elements of each array that a GPU updates at a time. An update needs temporary memory for this
+# number of elements of each array.
 _DEVICE_NUMBERS = 1 << 28
 
 
@@ -69,7 +70,8 @@ class StateRows:
         shape: the array's shape.
 
     Attributes:
-        code: "BF16" if the rows are bfloat16, otherwise None. A checkpoint's file contains this name.
+        code: the rows' dtype in a checkpoint's file: "BF16" if the rows are bfloat16. Otherwise None, and the
+            file contains the name of `dtype`.
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
@@ -91,8 +93,8 @@ class StateRows:
 class Bank(ABC):
     """Stores a shard's arrays: the centres [S, width], optionally a bias [S], and the optimizer's state.
 
-    A moment is a state array of the optimizer, such as "momentum". Each of the values (centres and bias) has
-    its moments, with the same shape.
+    The centres and the bias are called values. A moment is a state array of the optimizer, such as
+    "momentum". Each value has its own moments, which have the value's shape.
 
     Args:
         shard: this rank's classes.
@@ -102,11 +104,11 @@ class Bank(ABC):
 
     Attributes:
         names: names of the values: "centres", and "bias" if there is one.
-        shapes: each array's shape by name. It contains both values and moments.
-        updates: how many updates followed the initial values.
+        shapes: the shape of each value and each moment, by name.
+        updates: how many updates the bank has made since its initial values.
         version: how often the arrays have changed. A `Selection` compares this number to detect a change.
-        spare_gradients: memory by name that earlier steps used for gradients, and that later steps use again.
-            Allocating new memory takes longer than computing the gradients.
+        spare_gradients: tensors that earlier steps used for gradients, by the value's name. Later steps use
+            their memory again, because allocating new memory takes longer than computing the gradients.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -162,14 +164,14 @@ class Bank(ABC):
     def state(self) -> dict[str, np.ndarray | StateRows]:
         """Return all arrays by name, for a checkpoint. The first axis of each array is the shard's classes.
 
-        Arrays in host memory are views and not copies. The next update changes them.
+        An array in host memory is a view and not a copy. The next update changes this array.
         """
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Overwrite the rows that begin at `start` with `rows`.
 
-        The rows may come from `state()` of any kind of bank, with another shard. A new bank's arrays
-        contain zeros. Arrays that `rows` does not contain are therefore initialised, too.
+        The rows may come from `state()` of any kind of bank, with another shard. If this bank is new, arrays
+        that `rows` does not contain, such as moments, contain zeros afterwards.
 
         Args:
             start: first row to overwrite.
@@ -183,13 +185,13 @@ class Bank(ABC):
 
 
 class Selection(ABC):
-    """Represents the K rows of a bank that take part in one step. Stores their gradients, and updates the
-    rows.
+    """Represents the K rows of a bank that take part in one step. Stores the gradients for these rows, and
+    updates the rows.
 
-    A selection's rows are numbered from 0 to K - 1. A bank does not refer to its selections, so several
-    steps may have a selection at the same time. The bank changes when a selection updates its rows, and when
-    `load_rows` is called. After such a change, selections that were made before raise an error instead of
-    an update, because their gradients were computed from the old rows.
+    A selection's rows are numbered from 0 to K - 1. A bank does not keep its selections. Therefore selections
+    of several steps can exist at the same time. The bank changes when a selection updates its rows, and when
+    `load_rows` is called. After such a change, `update` of an older selection raises UserError, because the
+    gradients in this selection were computed from the old rows.
 
     Args:
         bank: bank that contains the rows.
@@ -212,7 +214,7 @@ class Selection(ABC):
         if self._version != self.bank.version:
             raise UserError(
                 "the class centres have changed since this step's forward pass, so its gradients would be "
-                "wrong; run a step's forward pass, backward pass and update() before another step's update()"
+                "wrong; between a step's forward pass and its update(), do not call another step's update()"
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
@@ -272,7 +274,8 @@ class Selection(ABC):
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return memory for the gradient for the value `name`, [K, width] or [K]. A kernel writes to it."""
+        """Return memory in which a kernel writes the gradient with respect to the value `name`, [K, width] or
+        [K]."""
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
@@ -284,12 +287,12 @@ class Selection(ABC):
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
     def _gradient_memory(self, name: str) -> paddle.Tensor:
-        """Return memory for the gradient for the value `name`, with K rows or more."""
+        """Return memory for the gradient with respect to the value `name`, with K rows or more."""
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # With sampling, K varies from step to step. With some more rows, later steps do not need new
-                # memory.
+                # With sampling, K varies from step to step. Some extra rows are allocated, so that later
+                # steps do not need new memory.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
             self._grads[name] = memory
@@ -297,8 +300,8 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Return the sum over the squared centres and the sum over their squared gradient, for this rank's
-        selected rows, float64 [2]."""
+        """Return two sums over this rank's selected rows, float64 [2]: the sum of the squared centres, and
+        the sum of the squared gradient with respect to the centres."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
@@ -329,8 +332,8 @@ class Selection(ABC):
         Args:
             lr: learning rate.
             step: training step number. It determines the random numbers for stochastic rounding.
-            norms: norms for the selected centres and their gradient, over all ranks (see `squares`).
-                Only a rule with `needs_norms` uses them.
+            norms: norm of the selected centres of all ranks, and norm of the gradient with respect to these
+                centres (see `squares`). Only a rule with `needs_norms` uses the norms.
 
         Raises UserError if the bank has changed since the rows were selected.
         """
@@ -344,8 +347,10 @@ class Selection(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def free(self) -> None:
-        """End the step, and return its gradients' memory to the bank for a later step. Call this method
-        once."""
+        """End the step, and return its gradients' memory to the bank for a later step.
+
+        `update` calls this method at its end. If a step is skipped, call this method instead of `update`.
+        """
         self._version = None
         for name in self._lent:
             self.bank.spare_gradients[name] = self._grads[name]
