@@ -123,7 +123,11 @@ def make_head(
         seed: seed for the initial centres and the sampling.
         rule: the centres' optimizer. If None, it is momentum SGD without weight decay.
         options: further `HeadSpec` fields.
+
+    Raises UserError if the margin is not a `Margin`.
     """
+    if margin is not None and not isinstance(margin, Margin):
+        raise UserError(f"the margin must be an object such as ArcFace(0.5), not {margin!r}")
     start, stop = split(num_classes, distributed.world_size())[distributed.rank()]
     shard = ClassShard(num_classes, start, stop) if sharded else ClassShard(num_classes, 0, num_classes)
     if init_std is None:

@@ -104,7 +104,7 @@ class SoftmaxHead:
         self,
         emb: paddle.Tensor,
         labels: paddle.Tensor | np.ndarray,
-        number: int = 0,
+        number: int | None = None,
         *,
         counts: Sequence[int] | None = None,
     ) -> HeadOutput:
@@ -115,18 +115,28 @@ class SoftmaxHead:
             labels: class numbers, int64. A Paddle tensor [B] contains the labels of this rank. A NumPy array
                 [N] contains all ranks' labels (see `gather_labels`). With an array, the host does not
                 wait for the device.
-            number: training step number. The seed and this number determine which classes are sampled.
+            number: training step number. The seed and this number determine which classes are sampled, so it
+                is required if the head samples.
             counts: each rank's sample count. None gathers these numbers with a collective, and waits
                 for the device.
 
-        Raises UserError if a label is not in [0, C). The message names the first sample with such a label.
+        Raises UserError if the number is missing, if the embeddings have another size, or if a label is not
+        in [0, C). The message then names the first sample with such a label.
         """
+        if number is None and self.spec.sample_rate < 1:
+            raise UserError(
+                "the head draws other classes in each step, and must know the step: call "
+                "head(embeddings, labels, number), with the number of the step"
+            )
+        emb, size = emb.flatten(1), self.bank.width // self.spec.sub_centres
+        if emb.shape[1] != size:
+            raise UserError(f"an embedding has {emb.shape[1]} numbers, but the head was made for {size}")
         counts = distributed.gather_counts(len(emb)) if counts is None else counts
         if not isinstance(labels, np.ndarray):
             labels = gather_labels(labels.flatten().numpy(), counts)
         self.check_labels(labels)
         with RecordEvent("head"):
-            step = HeadStep(self.spec, self.memory, emb.flatten(1), labels, number, counts)
+            step = HeadStep(self.spec, self.memory, emb, labels, number or 0, counts)
             with paddle.no_grad():
                 out = step.forward()
             out.loss = _SoftmaxLoss.apply(step.emb_BD, step, out)

@@ -60,7 +60,7 @@ class Trainer:
         optimizer: updates the backbone.
         evaluator: evaluates between steps.
         checkpoints: writes checkpoints between steps.
-        parts: the run's `Part`s, which are called in this order.
+        parts: the run's `Part`s. They are called in the order of this list.
         watchdog: records signals that ask the run to stop, and detects ranks that hang.
 
     Attributes:
@@ -70,7 +70,7 @@ class Trainer:
         skipped: steps skipped because of a non-finite loss or gradient, except float16 overflows.
         failures: one line per evaluation set that failed in this process.
         lr_before: the last step's learning rate before the resume, or None in a new run.
-        stopped: the signal's name that stopped the run, or None.
+        stopped: the name of the signal that stopped the run, or None.
         metrics: rank 0's metrics during training, None on the other ranks.
         seconds: how long this process has trained and evaluated.
     """
@@ -143,7 +143,7 @@ class Trainer:
         """
         self.metrics = metrics
         self.loader.probe()
-        distributed.barrier()  # waits longer than a collective would, since `probe` may be slow on one rank
+        distributed.barrier()  # has a longer time limit than collectives: `probe` may be slow on one rank
         self.network.start()
         self._progress = Progress(
             self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
@@ -224,7 +224,7 @@ class Trainer:
         else:
             if summary.bad_weights:
                 self._refuse_weights(f"step {self.step + 1}", before, found=True)
-            if summary.bad_head:  # no later step can repair a centre either
+            if summary.bad_head:  # no later step can repair a centre that is not finite
                 number = out.selection.first_not_finite()
                 name = "" if number is None else f"the centre of class {number:,}"
                 refuse_not_finite(f"step {self.step + 1}", name)
@@ -305,8 +305,8 @@ class Trainer:
         Args:
             when: step to report in the error.
             before: the running statistics to check, see `_summarise_step`.
-            found: whether a non-finite weight is known to exist. The check may have overwritten
-                it, so that no name is found.
+            found: whether the step's check has found a non-finite weight. That check may have overwritten the
+                weight, so that its name can no longer be found.
         """
         name = self.network.not_finite(before)
         if found and not any(distributed.gather_counts(bool(name))):

@@ -48,7 +48,7 @@ def test_row_2_9_a_sure_sample_costs_nothing():
 
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
     head = make_head(2000, D, CosFace(), sample_rate=0.999)
-    assert 1998 <= head(*batch()).selection.count < 2000
+    assert 1998 <= head(*batch(), 0).selection.count < 2000
     for rate in (1.5, 0, -0.1):
         with pytest.raises(ConfigError, match=r"Head.sample_rate: must be "):
             load(None, [f"Head.sample_rate={rate}"])
@@ -70,7 +70,7 @@ def test_row_3_3_the_bank_is_two_arrays_and_grows_with_the_shard():
 def test_row_3_5_sampling_leaves_the_callers_labels_alone():
     emb, label = batch()
     before = label.numpy().copy()
-    make_head(20, D, CosFace(), sample_rate=0.3)(emb, label).loss.backward()
+    make_head(20, D, CosFace(), sample_rate=0.3)(emb, label, 0).loss.backward()
     assert np.array_equal(label.numpy(), before)
 
 

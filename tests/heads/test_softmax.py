@@ -12,6 +12,7 @@ from tests.heads.cases import Rounded, rounding, run
 from tests.heads.classify_cases import classify_equals_argmax
 from tests.heads.errors import MARGINS, head_errors
 from tests.helpers.bounds import EPS, assert_within, growth, perturbed
+from tests.helpers.refusals import refusal
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
@@ -88,3 +89,15 @@ def test_classes_that_float32_cannot_number_are_exact(first):
 
 def test_classify_without_a_finite_logit():
     assert make_head(3, 2).classify(paddle.to_tensor([[float("nan"), 1.0]])).numpy().tolist() == [3]
+
+
+def test_mistakes_in_a_loop_of_ones_own_are_one_line():
+    """Without the step's number, every step would draw the same classes."""
+    head = make_head(10, 4, ArcFace(0.5), sample_rate=0.5)
+    emb, labels = paddle.ones([2, 4]), paddle.to_tensor([1, 2])
+    assert "must know the step: call head(embeddings, labels, number)" in refusal(head, emb, labels)
+    head(emb, labels, 0)
+    said = refusal(head, paddle.ones([2, 6]), labels, 0)
+    assert said == "an embedding has 6 numbers, but the head was made for 4"
+    said = refusal(make_head, 10, 4, "arcface")
+    assert said == "the margin must be an object such as ArcFace(0.5), not 'arcface'"
