@@ -29,7 +29,8 @@ SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
 SlurmdTimeout=10
 ReturnToService=2
-NodeName=n[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}]
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
 PartitionName=all Nodes=n[0-1] Default=YES
 """
 

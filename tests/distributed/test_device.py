@@ -28,9 +28,9 @@ def build(monkeypatch):
 def test_a_cpu_build_is_told_what_to_install_and_a_gpu_build_what_it_sees(build, monkeypatch):
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
     assert "install paddlepaddle-gpu" in why_none("gpu") and "plug-in for npu" in why_none("npu:1")
-    assert "CPUs alone" in why_none("auto") and why_none("cpu") == ""
+    assert "CPUs only" in why_none("auto") and why_none("cpu") == ""
     build(0)
-    assert "sees 0 of its cards" in why_none("auto") and "install" not in why_none("auto")
+    assert "sees 0 cards" in why_none("auto") and "install" not in why_none("auto")
 
 
 def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
@@ -38,7 +38,7 @@ def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
     for number, lacks in ((0, False), (1, False), (2, True)):
         monkeypatch.setenv("FLAGS_selected_gpus", str(number))
         assert bool(why_none("gpu")) == bool(why_none("auto", 4)) == lacks
-    assert "sees 2 of its cards" in why_none("gpu") and "number 2" in why_none("gpu")
+    assert "sees 2 cards" in why_none("gpu") and "number 2" in why_none("gpu")
     assert why_none("gpu:1") == "" and "number 5" in why_none("gpu:5")
     assert "one card, and the run has 2 ranks" in why_none("gpu:1", 2)
 
@@ -55,7 +55,7 @@ def test_a_launch_takes_the_first_kind_that_paddle_has(build, monkeypatch):
     build(2)
     monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
     assert device.kinds() == ("npu", "gpu")
-    assert why_none("gpu") == "" and "takes npu, the first kind" in why_none("gpu", 2)
+    assert why_none("gpu") == "" and "uses npu, the first kind" in why_none("gpu", 2)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +123,7 @@ def test_of_pinned_memory_paddle_keeps_the_source_itself(monkeypatch):
 @pytest.mark.parametrize("name, value", [("PADDLE_TRAINER_ID", "1"), ("PADDLE_TRAINERS_NUM", "2")])
 def test_a_rank_that_no_launcher_has_started_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="^rank . of . by PADDLE_.*; unset both$"):
+    with pytest.raises(
+        UserError, match="^PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM make this rank . of ., .*; unset both$"
+    ):
         distributed.init("cpu")
