@@ -56,7 +56,7 @@ def _compare(sample_rate: float, budget: int) -> float:
     options = {"sample_rate": sample_rate, "budget": budget, "init_std": 0.5, "seed": 3}
     head = make_head(classes, _WIDTH, CosFace(_MARGIN), scale=_SCALE, rule=Momentum(0.0), **options)
     emb_BD = paddle.to_tensor(x_ND[own_samples], stop_gradient=False)
-    out = head(emb_BD, paddle.to_tensor(label_N[own_samples]), counts=counts)
+    out = head(emb_BD, paddle.to_tensor(label_N[own_samples]), 0, counts=counts)
     out.loss.backward()
     head.update(_RATE)
 
