@@ -35,6 +35,15 @@ def set_threads(count: int) -> None:
     paddle.base.core.set_num_threads(count)
 
 
+def take_in_rows(x_NC: paddle.Tensor, index_N1: paddle.Tensor) -> paddle.Tensor:
+    """Return one number of each row: x[n, index[n, 0]], shaped [N, 1].
+
+    Public: `paddle.take_along_axis`. With broadcast=True it copies x. With broadcast=False Paddle 2.6 reads
+    the indices on the host.
+    """
+    return _C_ops.take_along_axis(x_NC, index_N1, 1)
+
+
 def gradient_buckets(parameters: Sequence[paddle.Tensor], last: int, most: int) -> list[list[int]]:
     """Group parameters as `paddle.DataParallel` does -> each group's indices.
 

@@ -20,6 +20,7 @@ import paddle.nn.functional as F
 from plsc import native as kernels
 from plsc.distributed import world_size
 from plsc.distributed.device import on_device, tensor_of, to_device
+from plsc.distributed.paddle_internals import take_in_rows
 from plsc.heads.banks.bank import Bank, Selection
 from plsc.heads.blocks import Block, TargetRows, Vectors, logits_dtype, plan_blocks, rounded
 from plsc.heads.constants import count_up, filled, whole
@@ -297,11 +298,10 @@ class PaddleBackend:
             block, logit_Nb, plain_Nb, slope_Nb, _ = self._logits(*span)
             # argmax and a gather need one pass over the logits. max and argmax would need two.
             largest_N1 = logit_Nb.argmax(axis=1, keepdim=True)
-            # With broadcast=True, which changes nothing here, Paddle copies all logits.
-            max_N = paddle.take_along_axis(logit_Nb, largest_N1, 1, broadcast=False).flatten()
+            max_N = take_in_rows(logit_Nb, largest_N1).flatten()
             plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
             F.softmax_(logit_Nb, 1)
-            most_N = paddle.take_along_axis(logit_Nb, largest_N1, 1, broadcast=False).flatten()
+            most_N = take_in_rows(logit_Nb, largest_N1).flatten()
             one = block.centres.one_or_nan
             sum_N = most_N.reciprocal() if one is None else one / most_N
             self._maxima_and_sums.append((max_N, sum_N))
