@@ -16,7 +16,8 @@ _ALIKE = 1e-6  # largest difference that counts as float32 rounding
 # The order in which BLAS sums products depends on the matrix's shape, and it differs for rows beyond a
 # multiple of BLAS's tile. Equal rows would then have similarities that differ in the last bit, and the order
 # of the answers would be arbitrary. All gallery blocks therefore have the same height, which is a
-# multiple of TILE. Zeros fill the last block.
+# multiple of TILE. The last block begins within the one before it. If a gallery has only one block, zeros
+# fill it.
 TILE = 64
 
 
@@ -44,16 +45,18 @@ def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarra
     index = np.zeros((len(queries), k), np.int64)
     height = min(GALLERY, -(-len(gallery) // TILE) * TILE)
     for start in range(0, len(gallery), height):
-        block = gallery[start : start + height]
+        first = max(0, min(start, len(gallery) - height))  # row of the gallery at which the block begins
+        block = gallery[first : first + height]
         if rest := height - len(block):
             block = np.concatenate([block, np.zeros((rest, block.shape[1]), block.dtype)])
-        similarity = (queries @ block.T)[:, : len(gallery) - start]
+        similarity = (queries @ block.T)[:, start - first : len(gallery) - first]
         if start == 0 and len(similarity[0]) > k:  # sort only the block's k best
             limit = -np.partition(-similarity, k - 1, axis=1)[:, k - 1 : k]
             row, column = np.nonzero(similarity >= limit)
         else:
             rows = np.flatnonzero(similarity.max(axis=1) > score[:, -1])  # few queries have a better one here
-            row, column = np.nonzero(similarity[rows] > score[rows, -1:])
+            better = similarity[rows] > score[rows, -1:]
+            row, column = np.divmod(np.flatnonzero(better), better.shape[1])  # faster than np.nonzero
             row = rows[row]
         if len(row):
             _merge(score, index, row, column + start, similarity[row, column])
