@@ -37,9 +37,9 @@ def training(folder, *plan, more=()):
     return [TRAIN, "-c", TINY, "-o", "Global.output_dir=out", *SETTINGS, *net, *more]
 
 
-def command(folder, *plan, more=()):
+def command(folder, *plan, more=(), ranks=2):
     script, *words = training(folder, *plan, more=more)
-    return [script, "--ranks", "2", *words]
+    return [script, "--ranks", str(ranks), *words]
 
 
 def test_a_run_is_overwritten_by_its_own_config(tmp_path, monkeypatch):
@@ -113,6 +113,19 @@ def test_a_kill_restarts_from_the_newest_checkpoint(whole, run, tmp_path):
     assert {path.name for path in (tmp_path / "out/log").iterdir()} == {"workerlog.0", "workerlog.1"}
     assert "rank 0 failed in step 6: RuntimeError: " in (tmp_path / "out/log/workerlog.0").read_text()
     assert_equal_runs(tmp_path / "out", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_kill_on_one_and_on_four_ranks(warm, tmp_path, ranks):
+    for plan in ([], [f"{ranks - 1}:6:SIGKILL"]):
+        folder = tmp_path / f"{len(plan)}"
+        folder.mkdir()
+        size = f"DataLoader.Train.batch_size={12 // ranks}"
+        started = command(folder, *plan, more=[size], ranks=ranks)
+        assert warm.start(started, folder).wait(120) == 0
+        assert_said(lines(folder), *(KILLED.format(ranks - 1, 6, "step 4") for _ in plan))
+    assert_equal_runs(tmp_path / "1/out", tmp_path / "0/out")
 
 
 IN_A_SAVE = ["0:1:SIGKILL@before write_synced backbone", "1:1:SIGKILL@after write_synced head"]
