@@ -129,7 +129,7 @@ def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
 
     A CPU first sums the squares. If that is finite, all values are.
     """
-    tensors = [tensor for tensor in tensors if tensor.size]
+    tensors = [tensor for tensor in tensors if 0 not in tensor.shape]  # `tensor.size` takes 20 times as long
     if (
         not takes_device_path()
         and native.library()

@@ -67,7 +67,6 @@ class Statistics:
 
     Attributes:
         copies: the copied numbers, one tensor per dtype.
-        of: the copied tensors' ids.
     """
 
     @paddle.no_grad()
@@ -76,7 +75,6 @@ class Statistics:
         for tensor in tensors:
             groups.setdefault(tensor.dtype, []).append(tensor)
         self._groups = [*groups.values()]
-        self.of = {id(tensor) for tensor in tensors}
         self.copies = [paddle.concat([flatten(tensor) for tensor in group]) for group in self._groups]
 
     def values(self) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
@@ -140,6 +138,9 @@ class ParallelBackbone:
         self.loss_scale = loss_scale
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics
+        of_statistics = {id(tensor) for tensor in statistics}
+        self._parameters = backbone.parameters()
+        self._weights = [p for p in self._parameters if id(p) not in of_statistics and p.is_floating_point()]
         self._model = backbone  # after `start`, its backward pass may average the gradients over the ranks
         self._average: Callable[[], object] = lambda: None
         self._parts: list[MicroBatch] = []  # from the last forward pass
@@ -198,9 +199,7 @@ class ParallelBackbone:
             self._backward(self._embed(self._model, last) if out is None else out, grad_BD, last)
             self._average()
             if self.loss_scale:
-                unscale(
-                    [p.grad for p in self.backbone.parameters() if p.grad is not None], self.loss_scale.scale
-                )
+                unscale(self.gradients(), self.loss_scale.scale)
             if kept:
                 kept.restore()
 
@@ -208,10 +207,13 @@ class ParallelBackbone:
         """Copy the backbone's statistics, which a forward pass may change."""
         return Statistics(self._statistics)
 
+    def gradients(self) -> list[paddle.Tensor]:
+        """List the parameters' gradients, except of parameters that have none."""
+        return [p.grad for p in self._parameters if p.grad is not None]
+
     def weights(self, before: "Statistics") -> list[paddle.Tensor]:
         """List the parameters and the statistics in `before`. Tensors with whole numbers are not included."""
-        parameters = [p for p in self.backbone.parameters() if id(p) not in before.of]
-        return [tensor for tensor in (*parameters, *before.copies) if tensor.is_floating_point()]
+        return [*self._weights, *(copy for copy in before.copies if copy.is_floating_point())]
 
     def not_finite(self, before: "Statistics") -> str:
         """Return the name for a parameter, or for a statistic in `before`, that is not finite.

@@ -267,7 +267,7 @@ class Trainer:
         of_head += out.selection.gradients().values()
         bad = [
             nonfinite(self.network.weights(before)),
-            nonfinite([p.grad for p in self.backbone.parameters() if p.grad is not None]),
+            nonfinite(self.network.gradients()),
             nonfinite(of_head),
         ]
         following = self._following

@@ -7,6 +7,7 @@ Arrays and CPU tensors are C-contiguous and used in place. The caller's OpenMP t
 (Global.threads) share the work. If there are no kernels, callers use Paddle's operators.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,7 +102,7 @@ def sum_of_squares(rows_KD) -> float:
 
     It is not finite if a number is not finite, or if a square is too large for float32.
     """
-    return library().plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
+    return library().plsc_sum_of_squares(address(rows_KD), math.prod(rows_KD.shape))
 
 
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
