@@ -46,7 +46,8 @@ class HeadMemory:
         drawing: draws each step's sampled classes.
 
     Attributes:
-        ready: the last backward pass's rows, with their gradients. None after their update.
+        ready: the last backward pass's rows, with their gradients. None if there was no backward pass since
+            the last update.
     """
 
     def __init__(self, bank: Bank, drawing: DrawAhead):

@@ -160,8 +160,6 @@ class SoftmaxHead:
         """Update the centres that took part in the last backward pass with their gradients. Every rank calls
         this method.
 
-        If several backward passes ran since the last update, only the gradients of the last one are used.
-
         Args:
             lr: learning rate.
             step: training step number, as passed to the forward pass.
@@ -196,12 +194,17 @@ class SoftmaxHead:
         statistics that the margin has now, and drops the step's gradients."""
         return partial(self._restore, self.margin and self.margin.statistics)
 
-    def _restore(self, statistics: Mapping | None) -> None:
-        if self.margin:
-            self.margin.statistics = statistics
+    def clear_gradients(self) -> None:
+        """Drop the last backward pass's gradients with respect to the centres, if `update` did not use
+        them."""
         if self.memory.ready:
             self.memory.ready.free()
             self.memory.ready = None
+
+    def _restore(self, statistics: Mapping | None) -> None:
+        if self.margin:
+            self.margin.statistics = statistics
+        self.clear_gradients()
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute two norms over all ranks: the norm of all selected centres together, and that of their

@@ -278,10 +278,16 @@ class HeadStep:
         Args:
             grad: gradient with respect to the loss, scalar.
 
-        Raises UserError on a second call, or if the centres have changed since `forward`.
+        Raises UserError on a second call, if the centres have changed since `forward`, or if no `update` has
+        used the gradients of an earlier backward pass.
         """
         if self._is_over:
             raise UserError("a head's step has one backward pass; call the head again for another one")
+        if self.memory.ready:
+            raise UserError(
+                "no update() has used the class centres' gradients of the last backward pass; call the "
+                "head's update() or clear_gradients() before the next backward pass"
+            )
         self.selection.check_current()
         self._is_over = True
         factor = grad.astype("float32") / self.num_samples

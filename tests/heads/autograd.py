@@ -131,6 +131,7 @@ def head_of(kind, num_classes=37, scale=16.0, **more):
 
 
 def gradients(head, x, label):
+    head.clear_gradients()
     emb = paddle.to_tensor(x, dtype="float32", stop_gradient=False)
     out = head(emb, paddle.to_tensor(label))
     out.loss.backward()

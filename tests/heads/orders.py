@@ -4,8 +4,8 @@
 
 The plain head gets the rows and statistics that the head under test has at a forward pass, and takes that
 step at once: forward, backward, update. So each call in an order has one right answer. It is the plain head's
-numbers, or a UserError if a step's rows have changed since its forward pass, or if an update has no
-gradients.
+numbers, or a UserError if a step's rows have changed since its forward pass, if an update has no gradients,
+or if a backward pass would replace gradients that no update has used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BANKS = [("device", "float32"), ("host", "float32"), ("disk", "float32"), ("disk
 # Paddle turns what a PyLayer's backward pass raises into an OSError with its text.
 IN_BACKWARD = (UserError, OSError)
 OPERATIONS = ["forward"] * 3 + ["backward"] * 3 + ["update"] * 2
-OPERATIONS += ["classify", "inspect", "save", "load", "skip"]
+OPERATIONS += ["classify", "inspect", "save", "load", "skip", "clear"]
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Order:
         return [emb_BD.grad.numpy(), *(grad.numpy().copy() for grad in out.selection.gradients().values())]
 
     def _refuses(self, call, errors: type | tuple) -> None:
-        with pytest.raises(errors, match="have changed since|has no gradients"):
+        with pytest.raises(errors, match=r"have changed since|has no gradients|no update\(\) has used"):
             call()
         self.refused += 1
 
@@ -159,6 +159,9 @@ class Order:
             return
         step = waiting[self.rng.integers(len(waiting))]
         step.has_run = True
+        if self.ready:
+            self._refuses(step.out.loss.backward, IN_BACKWARD)
+            return
         if step.version != self.version:
             self._refuses(step.out.loss.backward, IN_BACKWARD)
             return
@@ -179,12 +182,17 @@ class Order:
 
     def skip(self) -> None:
         before = state_of(self.head)
+        self.clear()
         undo = self.head.prepare_undo()
         _, out = self._call(self.head, *self._batch(), int(self.rng.integers(6)))
         out.loss.backward()
         undo()
         self.ready = None
         assert_same(state_of(self.head), before)
+
+    def clear(self) -> None:
+        self.head.clear_gradients()
+        self.ready = None
 
     def classify(self) -> None:
         before, emb_ND = state_of(self.head), self._batch()[0]

@@ -61,12 +61,26 @@ def test_two_forward_passes_have_their_own_gradients(bank, rate, tmp_path):
         emb, out = forward(head, count, number)
         out.loss.backward()
         want.append([emb.grad.numpy(), out.selection.gradients()["centres"].numpy().copy()])
+        head.clear_gradients()
     opened = [forward(head, N, 0), forward(head, 2, 1)]
-    for _, out in opened:
-        out.loss.backward()
     for (emb, out), (by_emb, by_centres) in zip(opened, want):
+        out.loss.backward()
         assert np.array_equal(emb.grad.numpy(), by_emb)
         assert np.array_equal(out.selection.gradients()["centres"].numpy(), by_centres)
+        head.clear_gradients()
+
+
+def test_a_backward_pass_that_would_lose_gradients_is_refused(tmp_path):
+    head = head_of(tmp_path)
+    opened = [forward(head)[1] for _ in range(2)]
+    opened[0].loss.backward()
+    with pytest.raises(IN_BACKWARD, match=r"no update\(\) has used the class centres' gradients"):
+        opened[1].loss.backward()
+    head.clear_gradients()
+    with pytest.raises(UserError, match="^the head has no gradients for the class centres; "):
+        head.update(0.1)
+    forward(head)[1].loss.backward()
+    head.update(0.1)
 
 
 @pytest.mark.parametrize("change", ["update", "load"])
