@@ -1,13 +1,14 @@
-"""Run a training. `train` is the loop. `train_step` shows the operations in a step, in their order:
+"""Train a network. `Trainer.train` is the loop, and calls `Trainer.train_step` for each batch.
 
-    data.loader -> backbone (data parallel) -> head (classes distributed over the ranks) -> backward ->
-    summarise (whether to skip the step) -> update
+A step runs these operations in this order:
 
-To resume, a run needs only its step and the states in `stateful`. The learning rate depends only on the step,
-the data order only on the seed and the epoch, and dropout only on the seed, the step, the layer and the
-sample.
+    backbone -> head (computes the loss) -> backward -> summary (shows whether to skip the step) -> update
 
-plsc/training/build.py makes a Trainer from a config. Users extend a training with a Part (part.py).
+A resumed run reads three things from a checkpoint: the number of finished steps, the states in
+`Trainer.stateful`, and the class centres. The learning rate depends only on the step, the data order only on
+the seed and the epoch, and dropout only on the seed, the step, the layer and the sample.
+
+plsc/training/build.py makes a Trainer from a config. A user adds code to the training by a Part (part.py).
 
 Try it: `build_trainer(load("configs/")).train(metrics=None)`, after `distributed.init`.
 """
@@ -48,31 +49,31 @@ from plsc.utils.logging import get_logger, warn_on_rank_0
 
 
 class Trainer:
-    """Runs one training. Every rank makes one, after `distributed.init`.
-
-    plsc.training.build.build_trainer makes one from a config.
+    """Trains one network. Every rank makes a Trainer, after `distributed.init`.
 
     Args:
-        cfg: the run's config. The other arguments are built from it, unless the caller replaces them.
-        loader: yields the batches to train on.
-        network: runs the backbone.
-        head: holds the class centres and computes the loss.
+        cfg: the run's config. `plsc.training.build.build_trainer` builds the other arguments from it.
+        loader: yields this rank's batches.
+        network: runs the backbone forward and backward.
+        head: stores the class centres and computes the loss.
         optimizer: updates the backbone.
-        evaluator: evaluates between steps.
+        evaluator: evaluates the network between steps.
         checkpoints: writes checkpoints between steps.
-        parts: the run's `Part`s. They are called in the order of this list.
-        watchdog: records signals that ask the run to stop, and detects ranks that hang.
+        parts: the run's `Part`s. Their methods are called in the order of this list.
+        watchdog: records a signal that asks the run to stop, and ends this rank if the rank hangs.
 
     Attributes:
         dataset: the loader's data set.
-        step: finished steps.
-        total_steps: the step at which the run ends.
-        skipped: steps skipped because of a non-finite loss or gradient, except float16 overflows.
-        failures: one line per evaluation set that failed in this process.
-        lr_before: the last step's learning rate before the resume, or None in a new run.
-        stopped: the name of the signal that stopped the run, or None.
-        metrics: rank 0's metrics during training, None on the other ranks.
-        seconds: how long this process has trained and evaluated.
+        step: how many steps are finished. Skipped steps are included.
+        total_steps: how many steps the run has.
+        skipped: how many steps were skipped because a loss or a gradient was not finite. A step is not
+            counted here if the only reason was a float16 overflow, and the loss scale was halved.
+        failures: one line for each evaluation that failed in this process. `plsc.training.run.train` adds a
+            line if the report fails.
+        lr_before: learning rate in the last step before the resume, or None in a new run.
+        stopped: name of the signal that stopped the run, or None.
+        metrics: the argument of `train`, or None before `train` is called.
+        seconds: how long `train` took. It is 0 until `train` has finished.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Trainer:
         self.failures: list[str] = []
         self._skipped_in_a_row = 0
         self._said_alike = False
-        self._following: Batch | None = None  # the next step's batch in this epoch
-        self._label_N_of: dict[int, np.ndarray] = {}  # next step in this epoch -> all ranks' labels
+        self._following: Batch | None = None  # the next step's batch. None at an epoch's end
+        self._label_N_of: dict[int, np.ndarray] = {}  # the next step's number -> all ranks' labels
         self._progress: Progress | None = None
 
     @property
@@ -119,44 +120,47 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """The last step's epoch, counted from 1."""
+        """The epoch that contains the last finished step, counted from 1."""
         return -(-self.step // self.steps_per_epoch)
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the last step ended its epoch."""
+        """Whether the last finished step ended its epoch."""
         return self.step % self.steps_per_epoch == 0
 
     def schedule(self, step: int) -> float:
-        """Return a step's learning rate. Steps count from 0."""
+        """Return the learning rate for a step. The first step is 0."""
         return self.cfg.LRScheduler.rate(step, self.steps_per_epoch, self.total_steps)
 
     # -- the loop
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train to the run's end, or until a signal. After a signal all ranks save.
+        """Train until the run's end, or until a signal asks the run to stop. Every rank calls it.
 
-        Raises UserError if every step was skipped.
+        After a signal, the ranks save the last finished step, unless its checkpoint exists already.
+
+        Raises UserError if every step was skipped, and in the cases that `train_step` lists. Raises SaveError
+        if the run's last checkpoint cannot be written.
 
         Args:
             metrics: writes metrics.jsonl on rank 0. It is None on the other ranks.
         """
         self.metrics = metrics
         self.loader.probe()
-        distributed.barrier()  # has a longer time limit than collectives: `probe` may be slow on one rank
+        distributed.barrier()  # `probe` may be slow on one rank, and a barrier waits longer than a collective
         self.network.start()
         self._progress = Progress(
             self.total_steps, self.steps_per_epoch, self.cfg.Global.log_every, self.step
         )
         for part in self.parts:
             part.start(self)
-            state_of(part)  # refuse a bad state now, not at the first checkpoint
+            state_of(part)  # raises UserError for a bad state now, and not at the first checkpoint
         self.watchdog.step_started(self.step)
         began = time.monotonic()
         if self.step and self._evaluates and not distributed.run_on_rank_0(self._evaluated):
             if metrics:
                 metrics.drop_evaluation(self.step)
-            with self._pause():  # the run ended between the checkpoint and its evaluation
+            with self._pause():  # the process that saved this checkpoint ended before it had evaluated it
                 self._evaluate()
         while self.step < self.total_steps and not self.stopped:
             self._train_epoch()
@@ -170,7 +174,7 @@ class Trainer:
             raise UserError(f"all {self.step:,} steps were skipped, so nothing was trained; {AS_THEY_WERE}")
 
     def _train_epoch(self) -> None:
-        """Train the epoch's remaining steps, but not beyond the run's end."""
+        """Train the epoch's remaining steps. Stop before the epoch's end if the run ends or is stopped."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             batch = next(batches)
             for self._following in itertools.chain(batches, [None]):
@@ -183,25 +187,28 @@ class Trainer:
                 batch = self._following
 
     def train_step(self, batch: Batch) -> tuple[StepSummary, dict[str, paddle.Tensor]]:
-        """Take one optimizer step on this rank's samples. Every rank calls it.
+        """Take one training step on this rank's batch. Every rank calls it.
 
-        If the loss or a gradient is not finite, the step changes nothing.
+        If the loss or a gradient is not finite, the step is skipped. The weights, the class centres and the
+        running statistics then keep their values.
 
         Returns the step's summary, which is the same on every rank, and the parts' losses by name.
 
-        Raises UserError if a label is not a class, if too many images are corrupt, if a weight is not finite,
-        or if Global.max_skipped steps in a row were skipped.
+        Raises UserError in these cases:
+            - A label is not the number of a class, or too many images in this epoch cannot be decoded.
+            - The backbone or a part does not return what it must return.
+            - A weight or a class centre is not finite, or Global.max_skipped steps in a row were skipped.
         """
         before, undo_head = self.network.copy_statistics(), self.head.prepare_undo()
-        label_N = self._label_N_of.pop(batch.step, None)  # gathered with the previous step's summary
-        if label_N is None:  # an epoch's first step
+        label_N = self._label_N_of.pop(batch.step, None)  # from the previous step's summary
+        if label_N is None:  # the first step of an epoch or of a resumed run
             label_N = gather_labels(batch.labels, batch.counts)
         self.head.check_labels(label_N)
         emb_BD = self.network.forward(batch.images, self.step)
         out = self.head(emb_BD, label_N, self.step, counts=batch.counts)
         losses = {part.name: loss_of(part, batch, emb_BD) for part in self.parts}
         losses = {name: loss for name, loss in losses.items() if loss is not None}
-        sum(losses.values(), start=out.loss).backward()  # computes the gradients of embeddings and centres
+        sum(losses.values(), start=out.loss).backward()  # down to embeddings and centres
         self.network.backward(emb_BD.grad)
         if self._following and self.step + 1 < self.total_steps:
             self.network.send_ahead(self._following.images, self.step + 1)
@@ -245,22 +252,22 @@ class Trainer:
 
     @paddle.no_grad()
     def _summarise_step(self, emb_BD: paddle.Tensor, out: HeadOutput, before: Statistics) -> StepSummary:
-        """Gather what each rank knows about a step after its backward pass, and read it on the host. Every
-        rank calls it.
+        """Gather what each rank knows about a step after the backward pass, and copy the result to the host.
+        Every rank calls it.
 
-        This is the only place in a step where the host waits for the device, with two exceptions. In an
-        epoch's first step it also waits for the labels. If the bank is not on the device, it also waits for
-        the centres' rows.
+        In a step, the host waits for the device only here, with two exceptions. In the first step of an epoch
+        or of a resumed run, the host also waits for the labels. If the class centres are not stored on the
+        device, the host also waits for the centres that the step uses.
 
-        Collectives: one all_gather of [1, 9 + samples] numbers, which include the next step's labels.
+        Collectives: one all_gather. Each rank sends nine numbers and its labels for the next step.
 
         Args:
             emb_BD: this rank's embeddings, float32, with their gradient.
-            out: what the head returned for this step.
-            before: the running statistics of batch norms before the step. Those after the step are not
-                checked, since a bad batch may have changed them.
+            out: the head's output for this step.
+            before: copy of the backbone's running statistics before the step. The statistics after the step
+                are not checked, because a bad batch may have made them non-finite.
         """
-        # The loss is copied, since the check may overwrite non-finite values.
+        # The loss is copied, because `nonfinite` may overwrite numbers that are not finite.
         of_head = [out.loss.detach().clone().reshape([1])]
         if emb_BD.grad is not None:
             of_head.append(emb_BD.grad)
@@ -286,10 +293,10 @@ class Trainer:
         return unpack(to_host(distributed._c_allgather(row_1F, [1] * distributed.world_size())), counts)
 
     def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
-        """Return a bool [1] on the device: whether this rank's embeddings are all equal, except for
-        rounding.
+        """Return whether this rank's embeddings are all equal, except for rounding: bool [1], on the device.
 
-        It is False if no log line is due, if the warning was already given, or if there is only one sample.
+        The result is False without a check in three cases: the step's number is not a multiple of
+        Global.log_every, the warning about equal embeddings was already given, or this rank has one sample.
         """
         if (self.step + 1) % self.cfg.Global.log_every or self._said_alike or len(emb_BD) < 2:
             return paddle.zeros([1], "bool")
@@ -297,16 +304,16 @@ class Trainer:
         return (spread <= 1e-6 * emb_BD.abs().max()).reshape([1])
 
     def _refuse_weights(self, when: str, before: Statistics, found: bool = False) -> None:
-        """Raise the same UserError on every rank if any rank's weight or statistic is not finite. Every
-        rank calls it.
+        """Raise the same UserError on every rank if a weight or a running statistic on any rank is not
+        finite. Every rank calls it.
 
-        No later step can repair such a weight.
+        No later step can repair such a number.
 
         Args:
-            when: step to report in the error.
-            before: the running statistics to check, see `_summarise_step`.
-            found: whether the step's check has found a non-finite weight. That check may have overwritten the
-                weight, so that its name can no longer be found.
+            when: beginning of the error message, such as "after step 7".
+            before: copy of the running statistics to check.
+            found: whether `_summarise_step` has found a weight that is not finite. The check may have made
+                the weight finite. The error is then raised without the weight's name.
         """
         name = self.network.not_finite(before)
         if found and not any(distributed.gather_counts(bool(name))):
@@ -314,7 +321,8 @@ class Trainer:
         refuse_not_finite(when, f"{name} of the backbone" if name else "")
 
     def _report_skipped(self, rate: float, summary: StepSummary) -> None:
-        """Log why a step was skipped. Raises UserError if Global.max_skipped steps in a row were skipped."""
+        """Log why a step was skipped. If float16 gradients overflowed, halve the loss scale, and do not count
+        the step. Raises UserError if Global.max_skipped steps in a row were counted."""
         number = self.step + 1
         scale = self.network.loss_scale
         if scale and not summary.bad_head and scale.halve():
@@ -340,8 +348,8 @@ class Trainer:
     # -- between steps
 
     def _log(self, batch: Batch, summary: StepSummary, losses: dict[str, paddle.Tensor]) -> None:
-        """Every Global.log_every steps, log a line and write a row to metrics.jsonl. Both contain the
-        parts' numbers."""
+        """Log a line, and write a row with the same numbers to metrics.jsonl. Both are due every
+        Global.log_every steps and after the run's last step."""
         means = {"accuracy": summary.accuracy}
         means.update({f"loss/{name}": loss.astype("float64") for name, loss in losses.items()})
         numbers = numbers_of(self.parts)
@@ -356,10 +364,10 @@ class Trainer:
 
     @property
     def _evaluates(self) -> bool:
-        """Whether an evaluation follows the last step.
+        """Whether an evaluation is due after the step that has just finished.
 
-        One follows the run's last step, every Global.eval_every epochs, and every
-        Global.eval_every_steps steps.
+        One is due at the run's end, every Global.eval_every epochs, and every Global.eval_every_steps steps.
+        If there is no evaluation set, none is due.
         """
         section = self.cfg.Global
         due = self.step == self.total_steps
@@ -370,15 +378,15 @@ class Trainer:
         return due and bool(self.evaluator.sets)
 
     def _save_and_evaluate(self, number: int) -> None:
-        """Save and evaluate after a step, if either is due.
+        """After a step, write a checkpoint if one is due, and evaluate if an evaluation is due.
 
-        A checkpoint is due after an epoch, at the run's end, every Checkpoint.every_steps steps, and
-        before each evaluation, so that a failure in the evaluation loses no step.
+        A checkpoint is due after an epoch, at the run's end, every Checkpoint.every_steps steps, and before
+        each evaluation. If the evaluation fails, no step is lost.
 
-        A signal also stops the run if it arrives while a checkpoint is written or during an evaluation.
+        A signal also stops the run if it arrives during the save or during the evaluation.
 
         Args:
-            number: number of the signal that asked any rank to stop during the last step, or 0.
+            number: number of a signal that a rank has received before the save, or 0 if there was none.
         """
         every = self.cfg.Checkpoint.every_steps
         evaluates = self._evaluates
@@ -395,8 +403,8 @@ class Trainer:
                 self._evaluate()
 
     def _evaluate(self) -> None:
-        """Evaluate, and write the result next to the checkpoint. A signal stops the evaluation and the
-        run."""
+        """Evaluate, and write the result next to the checkpoint. If a signal arrives, end the evaluation
+        and set `stopped`."""
         ended = self.evaluator.evaluate(self.step, self.epoch, self.metrics)
         for line in self.evaluator.failures:
             self.failures.append(f"evaluation at step {self.step:,}: {line}")
@@ -412,7 +420,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
-        """Exclude the block from the measured times, and let it take longer than a step may."""
+        """Let the block in the `with` statement take longer than a step. The log's images per second and
+        epoch times do not include the block's time."""
         self.watchdog.allow_pause()
         with self._progress.pause():
             yield
@@ -421,9 +430,9 @@ class Trainer:
 
     @property
     def stateful(self) -> dict[str, Any]:
-        """The objects that have a state in a checkpoint, by name.
+        """The objects whose states are written to a checkpoint, by name.
 
-        The class centres' rows are written separately.
+        The class centres are not in the head's state. They are written separately.
         """
         return {
             "run": self,
@@ -436,8 +445,8 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of skipped steps, the learning rate, and the settings that a resumed
-        run must share with the saved one."""
+        """Return the number of skipped steps, the last step's learning rate, and the settings that `resume`
+        compares with the resumed run's settings."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -452,15 +461,14 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the number of skipped steps and the learning rate. `refuse_other_run` compares the
-        settings."""
+        """Set `skipped` and `lr_before`. `refuse_other_run` has compared the settings."""
         self.skipped = state["skipped"]
         self.lr_before = state["lr"]
 
     def resume(self, path: str | Path) -> None:
-        """Load all states and the step from a checkpoint, which any number of ranks may have written.
+        """Load the step, all states and the class centres from a checkpoint by any number of ranks.
 
-        Raises UserError if the checkpoint does not belong to this run.
+        Raises UserError if the checkpoint does not belong to this run, or cannot be read.
         """
         saved = Checkpoint.open(path, verify=False)  # store.find has verified it
         saved.check_matches(
