@@ -1,18 +1,29 @@
 """Run the forward and backward pass of the softmax head for one training step.
 
-softmax.py's docstring explains the method, and defines the symbols (N, D, ...) and the target logit.
+softmax.py's docstring explains the method. These letters are counts. Shapes and suffixes in names consist
+of them:
+
+    B  samples on this rank
+    N  samples that this rank processes: all ranks' samples if the classes are sharded, otherwise its own
+    P  samples whose class is in this rank's shard (the range of classes whose centres this rank stores)
+    W  ranks
+    D  embedding size
+    K  classes in this rank's shard that take part in the step
+
+A sample's target logit is the logit for its class. Its target cosine is the cosine between its embedding and
+the centre of its class. The logits for all other classes are called its other logits.
 
 The forward pass has these steps:
 
 1. Select the step's classes, and find each sample's class among them.
-2. Gather all ranks' embeddings.
+2. Gather all ranks' embeddings if the classes are sharded.
 3. Let a backend (backends.py) compute the target cosines, or the target logits if the head has no margin.
 4. Let the margin change the target cosines.
-5. Let the backend compute the maximum and the sum of exponentials over the other logits.
+5. Let the backend compute the maximum and the sum of exponentials over each sample's other logits.
 6. Combine all ranks' results into the losses.
 
 The backward pass gives the derivatives of the loss to the backend. The backend returns the gradient with
-respect to the embeddings, and stores the gradient with respect to the centres in the selection.
+respect to the embeddings. The gradients with respect to the centres are stored in `HeadOutput.selection`.
 """
 
 import contextlib
@@ -47,15 +58,15 @@ class HeadOutput:
     """What one call to the head returns.
 
     Attributes:
-        loss: mean loss over all ranks' N samples, scalar, the same on every rank. Call backward() on
-            it.
-        accuracy: top-1 accuracy, scalar, the same on every rank. It is the share of hits among the N samples.
-            A sample is a hit if its target logit is larger than all its other logits, before the margin
-            changes any of them. A tie is not a hit.
-        losses_B: each sample's loss on this rank, float32 [B].
+        loss: mean loss over all ranks' samples, a scalar, the same on every rank. `loss.backward()` computes
+            the gradients.
+        accuracy: top-1 accuracy, a scalar, the same on every rank. It is the share of hits among all ranks'
+            samples. A sample is a hit if its target logit is larger than all its other logits. The logits are
+            compared before the margin or `HeadSpec.filter_above` changes any of them. A tie is not a hit.
+        losses_B: loss for each sample on this rank, float32 [B].
         correct_B: whether each sample on this rank is a hit, bool [B].
-        selection: the rows in this rank's shard that took part. After the backward pass, it also contains
-            these rows' gradients.
+        selection: the rows with the centres that took part in the step, from this rank's shard. After the
+            backward pass, it also contains the gradients with respect to these rows.
     """
 
     loss: paddle.Tensor
@@ -69,31 +80,32 @@ class HeadStep:
     """Computes one training step of a head.
 
     If the classes are sharded, this rank processes all ranks' samples. Otherwise it processes only its
-    own samples. In this case, N is the number of its own samples, except in the shape of the argument
-    `label_N`.
+    own samples, and N is the same number as B.
 
     Args:
         spec: margin, scale, sampling and the loss's other properties.
         memory: state that the head keeps between its steps.
         emb_BD: this rank's embeddings, float [B, D].
-        label_N: all ranks' labels, int64 [N], in host memory.
-        number: training step number, which decides which classes are sampled. None inspects the head:
-            all classes take part, and the margin's statistics stay unchanged.
+        label_N: the labels for all ranks' samples, int64, in host memory, also if the classes are not
+            sharded.
+        number: training step number, which determines which classes are sampled. If it is None, the head is
+            only inspected: all classes take part, and the margin's statistics stay unchanged.
         counts: each rank's sample count.
 
     Attributes that `forward` sets for `backward`:
-        selection: the rows in this rank's shard that take part.
-        vectors: the gathered embeddings [N, D], scaled to norm 1 if there is a margin.
-        scaled_ND: the values of `vectors` times the scale.
+        selection: the rows in this rank's shard that take part in the step.
+        vectors: the N samples' embeddings, normalised to length 1 if there is a margin.
+        scaled_ND: the embeddings in `vectors` times the head's scale.
         plain_N: each sample's target cosine before the margin is applied. If the head has no margin, it is
-            the target logit. The value is 0 if the sample's class is in another shard.
+            the target logit. The number is 0 if the sample's class is in another shard.
         targets: the target cosines after the margin is applied, and their derivatives with respect to
-            `plain_N` and to the embeddings' norms. These values are 0 if the sample's class is in another
-            shard.
+            `plain_N` and to the embeddings' norms. With `spec.straight_through`, the derivative with respect
+            to `plain_N` is taken as 1. If the head has no margin, `targets` contains the target logits, and
+            the derivative is 1. All numbers are 0 if the sample's class is in another shard.
         backend: backend that computes the logits.
-        losses: the losses of all samples, and the numbers that the gradients need.
-        penalty_slope_N: derivative of the margin's penalty with respect to the norm, or None if the margin
-            has no penalty.
+        losses: the N samples' losses, and the numbers that the gradients need.
+        penalty_slope_N: derivative of the margin's penalty with respect to the embedding's norm. None if the
+            margin has no penalty.
     """
 
     def __init__(
@@ -113,28 +125,28 @@ class HeadStep:
         self.counts = list(counts)
         assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self._is_over = False
-        self.num_samples = sum(self.counts)  # on all ranks, because the loss is the mean over them
+        self.num_samples = sum(self.counts)  # the loss is the mean over all ranks' samples
         start = sum(self.counts[: distributed.rank()])
         self._own_samples = slice(start, start + len(emb_BD))
         self.label_N = label_N if spec.sharded else label_N[self._own_samples]
 
     def select_own(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's part [B] of a per-sample tensor [N]."""
+        """Return the numbers for this rank's samples, [B], from a tensor with a number per sample, [N]."""
         return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Return a per-sample tensor of all ranks' samples.
+        """Return the numbers for all ranks' samples, from a tensor with a number per sample, [N].
 
-        A margin's statistics are computed from the result, so that they are the same on every rank. If
-        the classes are sharded, `x_N` already contains all ranks' samples.
+        If the classes are sharded, N counts all ranks' samples, so `x_N` is returned. A margin computes its
+        statistics from the result. The statistics are therefore the same on every rank.
 
         Collectives: one all_gather if the classes are not sharded.
         """
         return x_N if self.spec.sharded else distributed._c_allgather(x_N, self.counts)
 
     def forward(self) -> HeadOutput:
-        """Compute the losses, and keep what the backward pass needs. The exponentials are kept only if they
-        fit into the memory limit `spec.budget`."""
+        """Compute the losses, and keep what the backward pass needs. The exponentials of the logits are kept
+        only if they fit into the memory limit `spec.budget`."""
         positions = self._select_classes()
         emb_ND = self.emb_BD.astype("float32")
         if self.spec.sharded:
@@ -167,8 +179,8 @@ class HeadStep:
         )
 
     def _select_classes(self) -> TargetPositions:
-        """Select the step's classes, and find each sample's class among them. With sampling, also start
-        reading the rows for the next step's classes."""
+        """Select the step's classes, and find each sample's class among them. If the head samples classes,
+        also start to read the rows that are drawn for the next step."""
         bank = self.memory.bank
         shard = bank.shard
         local_N = distributed.shard_index(self.label_N, shard.start, shard.stop)
@@ -182,7 +194,8 @@ class HeadStep:
             self.selection = bank.select(index_K)
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
-        # Samples whose classes are in one block become neighbours.
+        # A backend processes a block of neighbouring classes at a time. The samples are sorted by class, so
+        # that the samples of a block are neighbours, too.
         order = np.argsort(column_P, kind="stable")
         owned_N = to_device((local_N >= 0).astype(np.float32)) if len(sample_P) < len(local_N) else None
         return TargetPositions(sample_P[order], column_P[order], owned_N)
@@ -190,14 +203,14 @@ class HeadStep:
     def _apply_margin(
         self, owned_N: paddle.Tensor | None, plain_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, Target]:
-        """Apply the margin to the target cosines. Return the values for the attributes `plain_N` and
-        `targets`.
+        """Apply the margin to the target cosines. Return the attributes `plain_N` and `targets`.
 
         Args:
-            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N]. None if the classes
-                of all samples are in this shard.
+            owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N]. None if all N
+                samples' classes are in this shard.
             plain_N: target cosines before the margin is applied, or target logits if the head has no margin,
-                float32 [N]. Where `owned_N` is 0, the values are arbitrary.
+                float32 [N]. If the sample's class is in another shard, the number is arbitrary. The results
+                then contain 0.
         """
         if not self.margin:
             slope_N = filled(plain_N.shape, 1.0) if owned_N is None else owned_N
@@ -213,12 +226,13 @@ class HeadStep:
         return plain_N, Target(*changed)
 
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Give every rank the target cosines for all N samples.
+        """Give the target cosines for all N samples to every rank, if the margin changes the other logits.
 
         Returns the target cosines before and after the margin is applied, each [N, 1], or None if the margin
         does not change the other logits.
 
-        Collectives: one all_reduce SUM of [2, N] if the margin changes the other logits.
+        Collectives, if the margin changes the other logits: one all_reduce SUM of [2, N] if the classes are
+        sharded. Otherwise the one in `gather_all`, unless the head is only inspected.
         """
         if not (self.margin and self.margin.others):
             return None
@@ -231,32 +245,37 @@ class HeadStep:
         return plain_N1, target_N1
 
     def _reduce_maxima(
-        self, largest_N: paddle.Tensor, plain_N: paddle.Tensor, sum_N: paddle.Tensor
+        self, largest_N: paddle.Tensor, plain_largest_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Find each sample's largest logit over all ranks. The target logits are excluded.
+        """Find each sample's largest other logit over all ranks.
+
+        The margin or `HeadSpec.filter_above` may change the other logits. A plain logit is a logit before
+        this change.
 
         Args:
-            largest_N: this rank's largest logit, after the margin has changed the logits.
-            plain_N: this rank's largest logit, before the margin has changed the logits.
-            sum_N: this rank's sum of exp(logit - largest_N).
+            largest_N: each sample's largest other logit on this rank, float32 [N].
+            plain_largest_N: each sample's largest plain other logit on this rank, float32 [N].
+            sum_N: each sample's sum of exp(other logit - largest_N) on this rank, float32 [N].
 
-        Returns three tensors [N]: the largest logit of all ranks after the margin's change, the largest logit
-        of all ranks before this change, and this rank's sum of exp(logit - first result).
+        Returns three tensors [N]: the largest other logit on all ranks, the largest plain other logit on all
+        ranks, and this rank's sum of exp(other logit - first result).
 
-        Collectives: one all_reduce MAX of [2, N].
+        Collectives: one all_reduce MAX of [2, N] if the classes are sharded.
         """
         if not self.spec.sharded or distributed.world_size() == 1:
-            return largest_N, plain_N, sum_N
-        max_N, plain_max_N = distributed.all_reduce(paddle.stack([largest_N, plain_N]), "max").unbind()
+            return largest_N, plain_largest_N, sum_N
+        maxima_2N = distributed.all_reduce(paddle.stack([largest_N, plain_largest_N]), "max")
+        max_N, plain_max_N = maxima_2N.unbind()
         return max_N, plain_max_N, sum_N * (largest_N - max_N).exp()
 
     def _compute_losses(
         self, max_N: paddle.Tensor, plain_max_N: paddle.Tensor, sum_N: paddle.Tensor
     ) -> tuple[Losses, paddle.Tensor]:
-        """Compute the losses from the results of `_reduce_maxima`, and whether each sample is a hit, bool
-        [N].
+        """Compute the losses from the results of `_reduce_maxima`.
 
-        Collectives: one all_reduce SUM of [3, N].
+        Returns the losses, and whether each sample is a hit, bool [N].
+
+        Collectives: one all_reduce SUM of [3, N] if the classes are sharded.
         """
         packed_3N = paddle.stack([sum_N, self.plain_N, self.targets.cosine])
         if self.spec.sharded:
@@ -269,11 +288,11 @@ class HeadStep:
         return Losses(other_N, target_N, loss_N, F.sigmoid(z_N)), plain_N > plain_max_N
 
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the gradient of the loss with respect to this rank's embeddings, times W. Store the
-        gradient with respect to the centres in the selection.
+        """Return the gradient with respect to this rank's embeddings, times W. The gradients with respect to
+        the centres are stored in `selection`.
 
-        The factor W compensates the division by W when the gradients of the backbone are averaged (see "Loss
-        convention" in plsc/distributed/collectives.py).
+        Later, the backbone's gradients are averaged over the ranks, which divides them by W. The factor W
+        compensates for this division (see "Loss convention" in plsc/distributed/collectives.py).
 
         Args:
             grad: gradient with respect to the loss, scalar.
@@ -298,8 +317,8 @@ class HeadStep:
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
-            # Gradient with respect to the norms, through this shard's target cosines. `_embedding_gradient`
-            # multiplies this gradient by the scale.
+            # The gradient with respect to the embeddings' norms, from the target cosines in this shard.
+            # `_embedding_gradient` multiplies this gradient by the scale.
             by_norm_N = -self.losses.rest_N * self.targets.norm_slope
             by_norm_N = by_norm_N if self._factor_is_last else by_norm_N * factor
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
@@ -312,8 +331,11 @@ class HeadStep:
 
     @contextlib.contextmanager
     def _statistics_of_forward(self) -> Iterator[None]:
-        """Give the margin the statistics that it had in this step's forward pass. Another step may have
-        changed the statistics since then, but logits that are computed again must have the same values."""
+        """In the `with` block, give the margin the statistics that it had in this step's forward pass.
+
+        Another step may have changed the statistics since then. The backward pass may compute logits again,
+        and they must be the same as in the forward pass.
+        """
         if not self.margin:
             yield
             return
@@ -327,15 +349,15 @@ class HeadStep:
     def _embedding_gradient(
         self, grad_BD: paddle.Tensor, penalty_N: paddle.Tensor | None, factor: paddle.Tensor | float
     ) -> paddle.Tensor:
-        """Convert the gradient with respect to the scaled embeddings to the gradient with respect to the
-        embeddings.
+        """Convert the gradient with respect to `scaled_ND` to the gradient with respect to `emb_BD`.
 
         Args:
-            grad_BD: gradient with respect to the scaled embeddings [B, D]. If the target cosines depend on
-                the embeddings' norms, `grad_BD` has one more column, the gradient with respect to the norms.
+            grad_BD: gradient with respect to this rank's rows in `scaled_ND`, [B, D]. If the target cosines
+                depend on the embeddings' norms, `grad_BD` has one more column. This column times the scale is
+                the gradient with respect to the norms.
             penalty_N: derivative of the margin's penalty with respect to the norm [N], or None.
-            factor: number by which this method multiplies `grad_BD` and `penalty_N`. It also multiplies both
-                arguments by W, and `grad_BD` by the scale.
+            factor: number that `grad_BD` and `penalty_N` still lack. This method multiplies both by `factor`
+                and by W. It also multiplies `grad_BD` by the scale.
         """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
