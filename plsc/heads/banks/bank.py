@@ -1,6 +1,12 @@
 """Define the base classes `Bank` and `Selection`, and draw the initial centres.
 
-The docstring of __init__.py explains both classes and the letters.
+A bank stores one rank's shard. A shard is the range of classes whose centres one rank stores. A selection
+represents the rows that take part in one step. The docstring of __init__.py explains more. These letters are
+counts. Shapes and suffixes in names consist of them:
+
+    S  classes in the shard, which are the rows in each array of a bank
+    K  rows in a selection (K = S without sampling)
+    P, U  row numbers that a method is given
 """
 
 from abc import ABC, abstractmethod
@@ -19,30 +25,29 @@ from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
-# Number of rows that are drawn from one random stream. Another value changes the initial centres of every
-# run.
+# How many rows are drawn from one random stream. Another number changes the initial centres in every run.
 INIT_ROWS = 4096
-UPDATE_ROWS = 4096  # number of selected rows that a CPU fetches, updates and writes back at a time
-# Number of elements of each array that a GPU updates at a time. An update needs temporary memory for this
-# number of elements of each array.
+UPDATE_ROWS = 4096  # how many selected rows a CPU fetches, updates and writes back at a time
+# A GPU updates at most this many elements in an array at a time. An update needs temporary memory for as many
+# elements.
 _DEVICE_NUMBERS = 1 << 28
 
 
 def initial_blocks(
     seed: int, start: int, stop: int, width: int, std: float
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Draw rows [start, stop) of the class matrix in blocks of at most INIT_ROWS rows.
+    """Draw the initial centres for classes [start, stop), in blocks of at most INIT_ROWS rows.
 
-    A row's values do not depend on how the classes are divided among the ranks.
+    A row's elements do not depend on how the classes are divided among the ranks.
 
     Args:
-        seed: seed for the class matrix.
-        start: first row.
-        stop: row after the last one.
+        seed: seed for the random numbers.
+        start: first class.
+        stop: the class after the last one.
         width: row length.
         std: standard deviation of the elements. Their mean is 0.
 
-    Yields two values for each block: the number of its first row minus `start`, and its rows, float32
+    Yields two results for each block: the number of its first class minus `start`, and its rows, float32
     [rows, width].
     """
     for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
@@ -62,16 +67,17 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class StateRows:
-    """Represents an array of a bank for a checkpoint. Rows are read only when a slice of the array is taken.
+    """Stands for one of a bank's arrays while a checkpoint is written. Rows are read only when a slice is
+    taken.
 
     Args:
-        read: takes a slice with a start and a stop, and returns the rows.
+        read: takes a slice with a start and a stop, and returns these rows.
         dtype: the rows' dtype. bfloat16 rows have the dtype uint16 and contain the bits of the numbers.
         shape: the array's shape.
 
     Attributes:
-        code: the rows' dtype in a checkpoint's file: "BF16" if the rows are bfloat16. Otherwise None, and the
-            file contains the name of `dtype`.
+        code: "BF16" if the rows are bfloat16, otherwise None. The safetensors format uses this code for the
+            dtype. If it is None, the writer derives the code from `dtype`.
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], dtype: np.dtype, shape: tuple[int, ...]):
@@ -91,24 +97,25 @@ class StateRows:
 
 
 class Bank(ABC):
-    """Stores a shard's arrays: the centres [S, width], optionally a bias [S], and the optimizer's state.
+    """Stores a shard's arrays: the centres [S, width], optionally a bias [S], and the optimizer's arrays.
 
-    The centres and the bias are called values. A moment is a state array of the optimizer, such as
-    "momentum". Each value has its own moments, which have the value's shape.
+    The centres and the bias are called values. An array that the optimizer keeps for a value is called a
+    moment, such as "momentum". Each value has its own moments, which have the value's shape.
 
     Args:
         shard: this rank's classes.
         width: row length of the centres.
         bias: whether each class has a bias.
-        rule: the rows' optimizer.
+        rule: the optimizer (plsc/heads/optimizer.py).
 
     Attributes:
         names: names of the values: "centres", and "bias" if there is one.
         shapes: the shape of each value and each moment, by name.
-        updates: how many updates the bank has made since its initial values.
-        version: how often the arrays have changed. A `Selection` compares this number to detect a change.
-        spare_gradients: tensors that earlier steps used for gradients, by the value's name. Later steps use
-            their memory again, because allocating new memory takes longer than computing the gradients.
+        updates: how many updates were made since the initial centres, including those before a resume.
+        version: how often the arrays have changed in this process. A `Selection` compares this number with an
+            earlier one to detect a change.
+        spare_gradients: tensors from earlier steps' gradients, by the value's name. Later steps use their
+            memory again, because allocating new memory takes longer than computing the gradients.
     """
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
@@ -133,7 +140,7 @@ class Bank(ABC):
 
     @abstractmethod
     def select(self, index_K: np.ndarray | None) -> "Selection":
-        """Return a selection of rows for one step. The bank does not change.
+        """Return the `Selection` for one step. The bank does not change.
 
         Args:
             index_K: row numbers, int64 [K], in ascending order. None selects all rows.
@@ -142,12 +149,12 @@ class Bank(ABC):
     def update_by_kernel(
         self, name: str, arrays: Mapping, index_K: np.ndarray | None, grad, update: Update
     ) -> None:
-        """Update rows of arrays or CPU tensors with the rule's compiled kernel.
+        """Update rows in arrays or CPU tensors with the rule's compiled kernel.
 
         Args:
-            name: the value's name, "centres" or "bias".
-            arrays: values and moments by name.
-            index_K: row numbers, int64 [K]. None selects all rows.
+            name: name of the value to update, "centres" or "bias".
+            arrays: values and moments by name. They are changed in place.
+            index_K: row numbers in `arrays`, int64 [K]. None selects all rows.
             grad: gradient with respect to these rows, [K, width] or [K].
             update: the learning rate and this update's other numbers.
         """
@@ -157,25 +164,26 @@ class Bank(ABC):
 
     @property
     def rows_at_once(self) -> int:
-        """Number of selected rows that are fetched and updated at a time."""
+        """How many selected rows are fetched and updated at a time."""
         return max(1, _DEVICE_NUMBERS // self.width) if takes_device_path() else UPDATE_ROWS
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | StateRows]:
-        """Return all arrays by name, for a checkpoint. The first axis of each array is the shard's classes.
+        """Return all values and moments by name, for a checkpoint. The length of their first axis is S.
 
-        An array in host memory is a view and not a copy. The next update changes this array.
+        An array in host memory is returned as a view and not as a copy, so the next update changes the
+        result.
         """
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Overwrite the rows that begin at `start` with `rows`.
+        """Overwrite the bank's rows from row `start` on.
 
-        The rows may come from `state()` of any kind of bank, with another shard. If this bank is new, arrays
-        that `rows` does not contain, such as moments, contain zeros afterwards.
+        The new rows may come from the `state()` of another kind of bank, or of a bank with another shard.
+        `rows` need not contain all arrays. In a new bank, the moments that it does not contain are 0.
 
         Args:
             start: first row to overwrite.
-            rows: new rows by the name of their array.
+            rows: new rows, by the array's name.
         """
         self.version += 1
         self._load_rows(start, rows)
@@ -185,17 +193,17 @@ class Bank(ABC):
 
 
 class Selection(ABC):
-    """Represents the K rows of a bank that take part in one step. Stores the gradients for these rows, and
-    updates the rows.
+    """Represents the K rows of a bank that take part in one step. Stores the gradients with respect to these
+    rows, and updates the rows.
 
-    A selection's rows are numbered from 0 to K - 1. A bank does not keep its selections. Therefore selections
-    of several steps can exist at the same time. The bank changes when a selection updates its rows, and when
-    `load_rows` is called. After such a change, `update` of an older selection raises UserError, because the
-    gradients in this selection were computed from the old rows.
+    A row has two numbers: its number in the bank, and its number in the selection, from 0 to K - 1.
+    Selections for several steps can exist at the same time. The bank changes when a selection updates its
+    rows, and when `load_rows` is called. An older selection's gradients were computed from the rows before
+    the change, so its `update` then raises UserError.
 
     Args:
-        bank: bank that contains the rows.
-        index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
+        bank: bank that stores the rows.
+        index_K: the rows' numbers in the bank, int64 [K], in ascending order. None selects all rows.
 
     Attributes:
         count: K.
@@ -205,12 +213,12 @@ class Selection(ABC):
         self.bank = bank
         self.index_K = index_K
         self.count = bank.shard.size if index_K is None else len(index_K)
-        self._version: int | None = bank.version  # None if the step has ended
+        self._version: int | None = bank.version  # None after `free`
         self._grads: dict[str, paddle.Tensor] = {}
         self._lent: set[str] = set()  # names of gradients whose memory returns to the bank
 
     def check_current(self) -> None:
-        """Raise UserError if the bank has changed since these rows were selected, or after `free`."""
+        """Raise UserError if the bank has changed since the rows were selected, or if `free` was called."""
         if self._version != self.bank.version:
             raise UserError(
                 "the class centres have changed since this step's forward pass, so its gradients would be "
@@ -218,23 +226,24 @@ class Selection(ABC):
             )
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Start to read the next step's rows while this step runs.
+        """Start to read the rows that are drawn for the next step, while this step runs.
 
-        `HeadStep._select_classes` calls this method in each step that samples classes. Only the selections of
-        an `OffloadedBank` override it.
+        `HeadStep._select_classes` calls this method in each step that samples classes. Only an
+        `OffloadedBank` has selections that override the method.
 
         Args:
-            draw: waits for the random draw of the next step, and returns its row numbers in ascending order,
-                int64. The classes of the next step's samples are not known yet, and are not included.
+            draw: waits until the next step's rows are drawn, and returns their numbers in the bank, int64, in
+                ascending order. The next step also needs its samples' classes, which are not known yet.
         """
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Return rows [start, stop) of the value `name` on the device, as a view if possible."""
+        """Return the selection's rows [start, stop) from the value `name`, on the device. They are a view if
+        possible."""
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """Copy some rows in the value `name` to the device.
+        """Copy some rows from the value `name` to the device.
 
         Args:
             name: "centres" or "bias".
@@ -243,20 +252,19 @@ class Selection(ABC):
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Return rows of the value `name` in host memory, for a kernel to read.
+        """Return rows from the value `name` in host memory, for a kernel to read.
 
-        Returns None if the bank has no rows in host memory. Otherwise returns an array of rows, and the
-        positions of the selected rows in this array, int64 [K]. The positions are None if all rows are
-        selected.
+        Returns None if the bank has no rows in host memory. Otherwise returns an array with rows, and the
+        selected rows' numbers in this array, int64 [K]. The numbers are None if all rows are selected.
         """
 
     # -- gradients
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Set the gradient for rows [start, stop) in the value `name`.
+        """Set the gradient with respect to the selection's rows [start, stop) in the value `name`.
 
-        All rows' gradients must be set before `update`. If `grad` is for all rows, `grad` itself is
-        stored and not a copy.
+        All rows' gradients must be set before `update`. If `grad` contains all K rows, it is stored without a
+        copy.
         """
         if stop - start == self.count:
             self._grads[name] = grad
@@ -264,25 +272,25 @@ class Selection(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
-        """Add a part to the gradient with respect to some rows.
+        """Add `part_U` to the gradient with respect to some rows. `set_gradient` was called before.
 
         Args:
             name: "centres" or "bias".
             number_U: row numbers in the selection, int64 [U], without duplicates.
-            part_U: values to add, [U, width] or [U].
+            part_U: what to add, [U, width] or [U].
         """
         paddle.scatter_(self._grads[name], number_U, paddle.gather(self._grads[name], number_U) + part_U)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return memory in which a kernel writes the gradient with respect to the value `name`, [K, width] or
-        [K]."""
+        """Return a tensor for the gradient with respect to the value `name`, [K, width] or [K]. A kernel then
+        writes the gradient into this tensor."""
         return rows_in_place(self._gradient_memory(name), 0, self.count)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Return the gradients by name, [K, width] and [K]. The result is empty before the backward pass.
+        """Return the gradients by the value's name, [K, width] and [K]. Before the backward pass and after
+        `free`, the result is empty.
 
-        After `update`, a later step may overwrite the gradients' memory. Copy a gradient that you need
-        longer.
+        After `free`, a later step may overwrite the gradients' memory. Copy a gradient that you need longer.
         """
         return {name: rows_in_place(memory, 0, self.count) for name, memory in self._grads.items()}
 
@@ -291,8 +299,8 @@ class Selection(ABC):
         if name not in self._grads:
             memory = self.bank.spare_gradients.pop(name, None)
             if memory is None or len(memory) < self.count:
-                # With sampling, K varies from step to step. Some extra rows are allocated, so that later
-                # steps do not need new memory.
+                # With sampling, K varies between steps. Some extra rows are allocated, so that a step with a
+                # larger K can use the memory again.
                 rows = self.count + (0 if self.index_K is None else self.count // 16)
                 memory = large_tensor([rows, self.bank.width] if name == "centres" else [rows])
             self._grads[name] = memory
@@ -300,8 +308,8 @@ class Selection(ABC):
         return self._grads[name]
 
     def squares(self) -> paddle.Tensor:
-        """Return two sums over this rank's selected rows, float64 [2]: the sum of the squared centres, and
-        the sum of the squared gradient with respect to the centres."""
+        """Return two sums over the selected rows, float64 [2]: the centres' squared elements, and the squared
+        elements in the gradient with respect to the centres."""
         sums = paddle.zeros([2], "float64")
         for start in range(0, self.count, self.bank.rows_at_once):
             stop = min(start + self.bank.rows_at_once, self.count)
@@ -311,9 +319,12 @@ class Selection(ABC):
 
     @paddle.no_grad()
     def first_not_finite(self) -> int | None:
-        """Return the first class among the rows whose centre or bias is not finite, or None.
+        """Return the number of a selected class whose centre or bias is not finite. Return None if all are
+        finite.
 
-        A centre whose square overflows counts as not finite. The host waits for the device.
+        The result is the first class whose centre is not finite. If all centres are finite, it is the first
+        class whose bias is not finite. An element whose square overflows counts as not finite. The host waits
+        for the device.
         """
         for name in self.bank.names:
             for start in range(0, self.count, self.bank.rows_at_once):
@@ -327,15 +338,16 @@ class Selection(ABC):
     # -- update
 
     def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
-        """Update the rows with their gradients. Call this method at most once.
+        """Update the rows by their gradients, and call `free`. Call this method at most once.
 
         Args:
             lr: learning rate.
             step: training step number. It determines the random numbers for stochastic rounding.
-            norms: norm of the selected centres of all ranks, and norm of the gradient with respect to these
-                centres (see `squares`). Only a rule with `needs_norms` uses the norms.
+            norms: two norms over all ranks: the norm of all selected centres together, and the norm of the
+                gradient with respect to them (the square roots of `squares`). Only a rule with `needs_norms`
+                uses them.
 
-        Raises UserError if the bank has changed since the rows were selected.
+        Raises UserError if the bank has changed since the rows were selected, or if `free` was called.
         """
         self.check_current()
         self.bank.updates += 1
@@ -347,7 +359,8 @@ class Selection(ABC):
     def _update(self, update: Update, step: int) -> None: ...
 
     def free(self) -> None:
-        """End the step, and return its gradients' memory to the bank for a later step.
+        """Drop the gradients, and give their memory back to the bank for a later step. Afterwards `update`
+        raises UserError.
 
         `update` calls this method at its end. If a step is skipped, call this method instead of `update`.
         """
@@ -359,7 +372,7 @@ class Selection(ABC):
 
 
 def _square(rows: paddle.Tensor) -> paddle.Tensor:
-    """Return the sum of the squared elements, a float64 scalar on the device of `rows`."""
+    """Return the sum of the squared elements in `rows`, a float64 scalar on the same device."""
     if kernels.library() and rows.place.is_cpu_place():
         return paddle.full([], row_kernels.sum_of_squares(rows), "float64")
     return squared_norm(rows).astype("float64").sum()
