@@ -1,12 +1,13 @@
-"""Communicate between ranks. No other module calls a collective.
+"""Communicate between ranks. Other modules do not call Paddle's collective functions themselves. They call
+this module, and gradients.py to average the backbone's gradients.
 
-With one process each function returns its input. The same code uses Gloo on CPUs, and the vendor's library,
-such as NCCL, on other devices.
+A rank is a process of the run. W is how many ranks there are. B is how many samples or rows this rank has,
+and N is how many all ranks have. If W is 1, no function communicates. Paddle's collectives use the library
+Gloo on CPUs, and the vendor's library, such as NCCL, on other devices.
 
-Loss convention: the loss is the mean over the N samples of the global batch. `data_parallel` averages the
-backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies this gradient
-by W. The average is then the sum of the ranks' contributions, which is the gradient of the mean loss over all
-N samples.
+Loss convention: the loss is the mean over all N samples. `data_parallel` in gradients.py averages the
+backbone's gradients over the ranks. Therefore code that passes a gradient to the backbone multiplies the
+gradient by W. The average is then the sum over the ranks, which is the gradient of the mean loss.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -45,27 +46,29 @@ def init(
     hang_seconds: float = peers.HANG_SECONDS,
     problem: UserError | None = None,
 ) -> None:
-    """Choose the same device kind on all ranks. If there are several ranks, start fleet's collective mode.
+    """Choose the same device kind on all ranks. If there are several ranks, start Paddle's collectives.
 
     Every rank calls this function once.
 
     Args:
-        device: "cpu", a device kind that Paddle supports ("gpu"), one card ("gpu:1"), or "auto". "auto" is
-            the first kind that Paddle supports if every rank has a card, and "cpu" if no rank has one.
-        threads: CPU threads for this rank's matrix products. None leaves Paddle's own choice.
-        hang_seconds: see plsc.distributed.peers.meet.
-        problem: an error that this rank found before the call. Every rank raises it.
+        device: "auto", "cpu", another device kind that Paddle supports, such as "gpu", or one card, such as
+            "gpu:1". With "auto", the ranks use the first kind that Paddle supports if each rank has a card.
+            They use "cpu" if no rank has a card.
+        threads: CPU threads for this rank's matrix products. None leaves the number to Paddle.
+        hang_seconds: seconds within which all ranks must connect. 0 means no limit.
+        problem: an error that this rank found before the call. If there are several ranks, all raise it.
 
-    Raises UserError on every rank if the ranks cannot all use `device`, or if no launcher has started them.
-    Raises LostRankError if a rank does not connect within `hang_seconds`.
+    Raises UserError on every rank if a rank cannot use the kind that `device` names, or if only some ranks
+    have a card with "auto". Also raises UserError if there are several ranks that no launcher has started.
+    Raises LostRankError if a rank does not connect in time.
     """
     if not paddle.in_dynamic_mode():
         # If another thread imported Paddle, this thread is in static mode, and would compute nothing.
         paddle.disable_static()
     if rank() >= world_size() or (world_size() > 1 and "PADDLE_TRAINER_ENDPOINTS" not in os.environ):
         raise UserError(
-            f"PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM make this rank {rank()} of {world_size()}, but no "
-            "launcher has set them; unset both"
+            f"by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, this process is rank {rank()} of {world_size()}, "
+            "but no launcher has set these variables; unset both"
         )
     starts_group = world_size() > 1 and not dist.is_initialized()
     if starts_group:
@@ -77,11 +80,11 @@ def init(
     kind = _agree_on_kind(device)
     devices.use(kind, device, world_size())
     if starts_group:
-        get_store()  # connects to the store, through which the ranks then exchange their addresses
+        get_store()  # connects to the key-value store, in which the ranks then exchange their addresses
         if interface:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # Without these variables, Paddle would use the device's collectives even if the ranks compute on
-        # CPUs.
+        # Without these variables, Paddle would use the collectives for the first device kind that it
+        # supports, such as NCCL, even if the ranks compute on CPUs.
         os.environ.update(devices.backend_variables(kind))
         with paddle_internals.one_group_of_all_ranks():
             fleet.init(is_collective=True, log_level="ERROR")
@@ -94,21 +97,21 @@ def _agree_on_kind(device: str) -> str:
     if device == CPU:
         return CPU
     lacks = [devices.why_none(device, world_size())]
-    if world_size() > 1:  # there are no collectives yet, so the ranks exchange this through the store
+    if world_size() > 1:  # the collectives are not started yet, so the ranks use the key-value store
         store = get_store()
         store.set(f"plsc/device/{rank()}", lacks[0])
         lacks = [store.get(f"plsc/device/{r}").decode() for r in range(world_size())]
     try:
         return devices.decide(device, lacks)
     except UserError:
-        barrier()  # the store ends with rank 0, so rank 0 waits until the other ranks have read
+        barrier()  # the store ends with rank 0, which must not end before the other ranks have read it
         raise
 
 
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
-    """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
+    """Reduce `x` over the ranks in place, and return it. op: "sum" or "max".
 
-    With Gloo, "max" ignores NaN on all ranks except rank 0. Use "sum" to find out whether any rank has a NaN.
+    With Gloo, "max" ignores a NaN, except on rank 0. Use "sum" to find out whether any rank has a NaN.
     """
     assert x.is_contiguous(), "Paddle 2.6 ignores strides and would reduce the wrong elements"
     if world_size() > 1:
@@ -118,18 +121,18 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
 
 def broadcast(x: paddle.Tensor) -> paddle.Tensor:
-    """Overwrite `x` with rank 0's `x` in place, and return it."""
+    """Copy rank 0's `x` into `x` on the other ranks, and return `x`."""
     if world_size() > 1:
         dist.broadcast(x, src=0)
     return x
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` on every rank, in rank order. The value must be small, and pickle must
-    be able to write it.
+    """Return every rank's `value` in rank order, on every rank. The value must be small, and pickle must be
+    able to write it.
 
-    The pickles come from plsc's own ranks only. The ranks first wait in `barrier`, so they may call this
-    function minutes apart.
+    Reading a pickle can run code. Here it is safe, because only this run's ranks send pickles. The ranks
+    first wait in `barrier`, so they may call this function minutes apart.
     """
     if world_size() == 1:
         return [value]
@@ -140,7 +143,7 @@ def gather_objects(value: object) -> list:
 
 
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
-    """Call `function` only on rank 0. Return its value, or raise its UserError, on every rank.
+    """Call `function` on rank 0 only. Every rank returns the function's value, or raises its UserError.
 
     Every rank calls `run_on_rank_0`. The value must be small, and pickle must be able to write it. `function`
     may take minutes, because the other ranks wait in `barrier`.
@@ -159,11 +162,11 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
 
 
 def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on every rank and return this rank's value. If `function` fails on a rank, every
-    rank raises the UserError from the first rank that failed.
+    """Call `function` on every rank, and return this rank's value.
 
-    `function` must not call a collective, because a rank that fails would not take part. It may raise any
-    exception, and it may take minutes, because the ranks wait for each other in `barrier`.
+    If `function` raises an exception on some ranks, every rank raises UserError with the message from the
+    first of these ranks. `function` must not call a collective, because a rank that fails would not take
+    part. `function` may take minutes, because the ranks wait for each other in `barrier`.
     """
     value, problem, cause = None, None, None
     try:
@@ -178,11 +181,12 @@ def run_on_all_ranks(function: Callable[[], _Value]) -> _Value:
 
 
 class Flag:
-    """A flag that any rank raises and every rank reads without a collective, in the job's key-value store.
+    """A flag that any rank can raise. Every rank can read it without a collective, because it is in the job's
+    key-value store.
 
     Every rank must make the same flags in the same order. Ranks that read a flag at different times may read
-    different values. If all ranks must read the same value, they must call `barrier` after the last call of
-    `set`, and then read.
+    different values. If all ranks must read the same value, they must call `barrier` after the last `set`,
+    and read the flag afterwards.
     """
 
     def __init__(self) -> None:
@@ -201,7 +205,10 @@ class Flag:
 
 
 def gather_counts(count: int) -> list[int]:
-    """Gather every rank's `count`, in rank order, on every rank. One small all_gather."""
+    """Return every rank's `count` in rank order, on every rank.
+
+    Collectives: one all_gather if there are several ranks.
+    """
     if world_size() == 1:
         return [count]
     counts: list = []
@@ -211,13 +218,13 @@ def gather_counts(count: int) -> list[int]:
 
 
 def gather_array(x: np.ndarray) -> np.ndarray:
-    """Gather each rank's numpy array [B, ...] to [N, ...] in rank order, on every rank.
+    """Concatenate the ranks' NumPy arrays [B, ...] to one array [N, ...] in rank order, on every rank.
 
     All axes except the first must agree. B may be 0.
 
-    This is for large arrays, which are sent in pieces of PIECE_BYTES. Therefore no single collective takes
-    long, and a device holds at most W pieces. The ranks first wait in `barrier`, so they may call this
-    function minutes apart.
+    Use this function for large arrays. It sends them in pieces with at most PIECE_BYTES. Therefore no single
+    collective takes long, and a device needs memory for some pieces only. The ranks first wait in `barrier`,
+    so they may call this function minutes apart.
     """
     if world_size() == 1:
         return x
@@ -239,16 +246,19 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
 
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
-    """Gather rows differentiably: [B, ...] -> [N, ...], in rank order, with the same bits on every rank.
+    """Concatenate the ranks' rows in rank order, [B, ...] -> [N, ...]. The result can be differentiated, and
+    has the same bits on every rank.
 
-    The name comes from the original PLSC. In the backward pass, each rank gets the gradient with respect to
-    its own rows, summed over the ranks. Every rank must run the forward pass and the backward pass.
-    Collectives: one all_gather forward (two without `counts`), one reduce-scatter backward. With one process,
-    none.
+    The name comes from PaddlePaddle's earlier program PLSC. In the backward pass, each rank gets the gradient
+    with respect to its own rows, summed over the ranks. Every rank must run the forward pass and the backward
+    pass.
+
+    Collectives if there are several ranks: one all_gather in the forward pass (two without `counts`), and one
+    reduce-scatter in the backward pass.
 
     Args:
-        counts: number of rows from each rank. The numbers add up to N. If they differ, zero rows are added
-            for the transfer.
+        x: this rank's rows.
+        counts: how many rows each rank has. If the counts differ, rows with zeros are added for the transfer.
     """
     if world_size() == 1:
         return x
@@ -256,15 +266,18 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 
 
 def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Sum over the ranks differentiably, and return this rank's rows: [N, ...] -> [B, ...].
+    """Sum `x` over the ranks, and return this rank's rows in the sum: [N, ...] -> [B, ...]. The result can be
+    differentiated.
 
-    The name comes from the original PLSC. The backward pass gathers the ranks' gradients. Every rank must run
-    the forward pass and the backward pass.
-    Collectives: one reduce-scatter forward, one all_gather backward. With one process, none. Gloo has no
-    reduce-scatter, so CPUs use an all_reduce and a slice instead.
+    The name comes from PaddlePaddle's earlier program PLSC. The backward pass concatenates the ranks'
+    gradients. Every rank must run the forward pass and the backward pass.
+
+    Collectives if there are several ranks: one reduce-scatter in the forward pass, and one all_gather in the
+    backward pass. Gloo has no reduce-scatter, so CPUs use an all_reduce and a slice instead.
 
     Args:
-        counts: number of rows that each rank receives. The numbers add up to N.
+        x: N rows on each rank.
+        counts: how many rows each rank gets. The counts add up to N.
     """
     return x if world_size() == 1 else _ReduceScatter.apply(x, counts)
 
@@ -312,29 +325,35 @@ def _reduce_scatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
 
 
 def _padded(x: paddle.Tensor, rows: int) -> paddle.Tensor:
-    """Append zero rows until there are `rows` rows."""
+    """Append rows with zeros to `x`, so that it has `rows` rows."""
     missing = rows - x.shape[0]
     return paddle.concat([x, paddle.zeros([missing, *x.shape[1:]], dtype=x.dtype)]) if missing else x
 
 
 def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> np.ndarray:
-    """Convert labels to row numbers in this shard: label - start if start <= label < stop, otherwise
-    `ignore`.
+    """Convert labels to row numbers in the shard with the classes [start, stop).
 
-    Calls no collective. int64 in, int64 out. `label` does not change.
-    Paddle's own shard_index only makes shards with ceil(C / W) classes. Its result is the same if W divides
-    C.
+    Returns label - start if the class is in the shard, otherwise `ignore`. The labels and the result are
+    int64. This function calls no collective.
+
+    Paddle's own shard_index assumes that each rank's shard has ceil(C / W) classes, for C classes in all.
+    plsc's shards may have one class fewer if W does not divide C. Paddle's function would then return other
+    row numbers.
     """
     return np.where((label >= start) & (label < stop), label - start, ignore)
 
 
 def barrier(timeout: float = 3600.0) -> None:
-    """Wait until every rank has called this function, for at most `timeout` seconds.
+    """Wait until every rank has called this function. All ranks must call it equally often.
 
-    The function polls the job's key-value store. It does not use a Gloo collective, which would give up after
-    30 s. The ranks may wait longer than this while one rank saves, evaluates or builds an index. A call takes
-    some milliseconds, which is too much for every step. All ranks must call the function equally often.
-    Raises LostRankError if a rank is gone.
+    A rank may take minutes to save, to evaluate or to build an index. A Gloo collective would give up after
+    30 s. Therefore this function polls the job's key-value store instead. A call takes some milliseconds,
+    which is too slow for every step.
+
+    Args:
+        timeout: longest time to wait, in seconds.
+
+    Raises TimeoutError if a rank does not arrive in this time, and LostRankError if a rank is gone.
     """
     if world_size() == 1:
         return
@@ -365,21 +384,21 @@ def barrier(timeout: float = 3600.0) -> None:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the pauses between two polls in seconds: 1, 2, 4, 8 and 16 ms, then always 32 ms, so that many
-    ranks do not flood rank 0."""
+    """Yield the pauses between polls, in seconds: 0.001, 0.002, 0.004, 0.008, 0.016, and from then on 0.032.
+    The pauses become longer, so that many ranks do not overload rank 0."""
     return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))
 
 
 def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Compute the mean of all ranks' losses, the same on every rank.
+    """Compute the mean over all ranks' losses. The result is the same on every rank.
 
-    The gradient is multiplied by the world size, as the loss convention in the module's docstring requires.
+    The backward pass multiplies the gradient by W, as the loss convention in the module's docstring requires.
 
     Args:
         loss_B: this rank's losses, float [B].
         counts: each rank's sample count.
 
-    Collectives: one all_reduce SUM, one number.
+    Collectives: one all_reduce SUM of one number if there are several ranks.
     """
     return _GlobalMean.apply(loss_B, sum(counts))
 

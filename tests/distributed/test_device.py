@@ -124,6 +124,7 @@ def test_of_pinned_memory_paddle_keeps_the_source_itself(monkeypatch):
 def test_a_rank_that_no_launcher_has_started_is_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(
-        UserError, match="^PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM make this rank . of ., .*; unset both$"
+        UserError,
+        match="^by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, this process is rank . of ., .*; unset both$",
     ):
         distributed.init("cpu")
