@@ -7,11 +7,12 @@ A run on any number of ranks can read the checkpoint of a run on any other numbe
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
                                 [evaluation.json]
 
-The arrays of each part of a run, such as the backbone, are in a file that is named after the part. The part's
-other values are in the manifest, under the part's name. A head file contains one rank's class rows. The
-manifest is written last. It lists the head files' class ranges, and each file's size and checksum.
-evaluation.json is added when the checkpoint has been evaluated. This module uses neither pickle nor Paddle,
-and calls no collective except the `gather` that `save` is given.
+A run has parts with a state, such as the backbone and the optimizer. A part's arrays are in a file that is
+named after the part. The part's other values are in the manifest, under the part's name. A head file contains
+one rank's class rows: the class centres, and their optimizer's arrays. The manifest is written last. It lists
+the head files' class ranges, and each file's size and checksum. evaluation.json is added when the checkpoint
+has been evaluated. This module uses neither pickle nor Paddle. Ranks communicate only by the function
+`gather` that the caller passes to `save`.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
 """
@@ -66,21 +67,22 @@ class Content:
     """What one rank writes to a checkpoint. Each rank writes its `rows`. Rank 0 writes all other fields.
 
     Attributes:
-        step: optimizer steps taken.
-        epoch: the last step's epoch, counted from 1.
-        states: the state of each part of the run (such as "backbone") by the part's name. A state contains
+        step: how many steps the run has finished.
+        epoch: the last finished step's epoch, counted from 1.
+        states: the state of each part of the run, by the part's name, such as "backbone". A state contains
             plain values, and its arrays by name under the key "arrays".
-        rows: this rank's class rows, with the class as the first axis: "centres" [S, D], "bias" [S] if the
-            head has a bias, and their optimizer's arrays, such as "momentum" [S, D].
+        rows: class rows on this rank, by the array's name. The first axis is the S classes in `shard`. The
+            arrays are "centres" [S, D], "bias" [S] if the head has a bias, and the arrays of their optimizer,
+            such as "momentum" [S, D]. D is the length of a class's row.
         num_classes: class count over all ranks.
-        shard: the classes of those rows, [start, stop). If every rank has all classes, the head is replicated
-            and is written once.
-        config: the resolved config by section.
+        shard: the classes in `rows`, [start, stop). If `rows` contains all classes on every rank, only rank 0
+            writes its rows.
+        config: the config's settings, by section.
         preprocessing: how images are prepared for the network.
         classes: each class's name, or None if the classes have no names.
-        weights: name of the part whose arrays are the network's weights in evaluation and export, such as the
-            part with the running average of the weights. If this part has no arrays, the backbone's arrays
-            are used.
+        weights: name of a part, such as the one that keeps a running average of the weights. Evaluation and
+            export use this part's arrays as the network's weights. If it has no arrays, they use the
+            backbone's.
     """
 
     step: int
@@ -101,7 +103,8 @@ def save(
     rank: int = 0,
     gather: Callable[[Any], list] = lambda value: [value],
 ) -> Path:
-    """Write the folder `root`/step-XXXXXXXX, which must not exist, and return it. Every rank calls this.
+    """Write the folder `root`/step-XXXXXXXX, which must not exist, and return its path. Every rank calls
+    this.
 
     The arrays are not copied, so they must not change until this function returns. When it returns, the whole
     checkpoint is on the disk.
@@ -110,10 +113,11 @@ def save(
         root: the folder with the run's checkpoints.
         content: what this rank writes.
         rank: this rank.
-        gather: collective that takes each rank's value and returns all values, as a list, on every rank. Its
-            timeout must be longer than Gloo's 30 s, since the ranks' disks may differ in speed.
+        gather: function that takes this rank's value, and returns all ranks' values as a list, in rank order.
+            It must let the ranks call it minutes apart, because their disks may differ in speed. With several
+            ranks, pass `distributed.gather_objects`.
 
-    Raises SaveError on every rank if one rank fails. The message names that rank and the reason.
+    Raises SaveError on every rank if a rank fails. The message names that rank and the reason.
     """
     num_classes = content.num_classes
     final = folder_of(root, content.step)
@@ -159,16 +163,16 @@ def save(
         on_all(_publish, final, first, fields)
     except SaveError:
         if first:
-            tidy(root)  # the disk may be full or gone. The next save tries again
+            tidy(root)  # frees space if the disk is full. What it cannot remove now, the next save removes
         raise
     return final
 
 
 def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:
-    """Call work(*args) on every rank and return all ranks' results.
+    """Call work(*args) on every rank, and return all ranks' results in rank order.
 
-    Raises SaveError on every rank if one rank fails. If the others did not raise, they would wait
-    for that rank.
+    Raises SaveError on every rank if a rank fails. Without the error, the other ranks would wait for the rank
+    that failed.
     """
     result = None
     failure = None
@@ -190,9 +194,9 @@ def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *arg
 
 
 def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
-    """Make the temporary folder beside `final` on the first rank, and return the shard.
+    """Make the temporary folder beside `final` on the first rank.
 
-    The shard is returned because `_on_all_ranks` gives each result to all ranks.
+    Returns `shard`, because `_on_all_ranks` then gives each rank's shard to all ranks.
     """
     if first:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -214,9 +218,9 @@ def _publish(final: Path, first: bool, fields: Any) -> None:
     """Add the manifest to the temporary folder, and rename the folder to `final`."""
     if not first:
         return
-    # `final` cannot exist, since a run that returns to an earlier step first sets later checkpoints aside. If
-    # it did exist, it would be unsafe to delete it here: if the process were killed before the rename,
-    # neither the old nor the new checkpoint would be left.
+    # `final` cannot exist: before a run returns to an earlier step, it sets all later checkpoints aside.
+    # Deleting `final` here would be unsafe. If the process were then killed before the rename, neither the
+    # old nor the new checkpoint would exist.
     assert not final.exists(), f"{final} exists"
     tmp = _beside(final, "tmp")
     write_synced(tmp / "manifest.json", [manifest_bytes(fields)])
@@ -230,7 +234,7 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def tidy(root: Path) -> None:
-    """Remove what a killed save or prune has left, before the next save."""
+    """Remove the temporary folders of saves and prunes that did not finish."""
     for path in _entries(root, r"step-\d{8,}\.tmp"):
         with contextlib.suppress(OSError):  # another host may be reading it. The next save tries again
             remove(path)
@@ -241,26 +245,30 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 
 
 def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None:
-    """Find a checkpoint and verify its checksums. Return its folder, or None if no checkpoint was ever
-    completed.
+    """Find a checkpoint, and verify its checksums.
 
-    One rank calls this and sends the path to the other ranks. All ranks then open the checkpoint with
-    verify=False. If a newer checkpoint is unusable, a warning names it. If a run deletes a checkpoint during
-    the search, this checkpoint is skipped.
+    One rank calls this, and sends the path to the other ranks. All ranks then open the checkpoint with
+    verify=False. A checkpoint is unusable if a file in it is missing or damaged. The search for the newest
+    checkpoint skips unusable ones, and logs a warning for each. It also skips a checkpoint that a run deletes
+    during the search.
 
     Args:
         root: the folder with the run's checkpoints.
-        which: "newest" or "best" to choose from `root`. Otherwise one checkpoint's folder, a folder with
-            several checkpoints, or a run's folder.
-        rename: whether to rename an unusable checkpoint to step-XXXXXXXX.bad. An unusable checkpoint is never
-            deleted. A run that will write to `root` passes True.
+        which: "newest" or "best" to choose from `root`. Otherwise one checkpoint's folder, or a folder with
+            several checkpoints, or a run's folder. The newest checkpoint in such a folder is chosen.
+        rename: whether to rename unusable checkpoints in `root` to step-XXXXXXXX.bad. They are never deleted.
+            A run that will write to `root` passes True.
+
+    Returns the checkpoint's folder. If `which` is "newest" or "best", and `root` contains no checkpoint, not
+    even an unusable one, returns None.
 
     Raises UserError in these cases:
-        - There are checkpoints, but none is usable. A run must not start from step 0 over damaged
-          checkpoints.
-        - The best checkpoint is asked for, but no checkpoint has been evaluated.
-        - A checkpoint has an unknown format, or cannot be read, for example because a disk is not mounted.
-          Such a checkpoint does not count as damaged.
+        - There are checkpoints, but none is usable, or all were set aside. A run must not start from step 0
+          beside damaged checkpoints.
+        - `which` is "best", but no checkpoint has been evaluated, or the best one is unusable.
+        - `which` is a folder without a checkpoint, or the folder of one unusable checkpoint.
+        - A checkpoint has an unknown format, or cannot be read now, for example because a disk is not
+          mounted. Such a checkpoint does not count as unusable.
     """
     if which not in ("newest", "best"):
         below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
@@ -278,9 +286,9 @@ def best(root: Path) -> Path | None:
     """Return the checkpoint in `root` with the best evaluation, or None if none has been evaluated.
 
     If several checkpoints have the best value, the oldest of them is returned. An evaluation is compared only
-    if it is like the newest evaluation (`Evaluation.is_like`). Other evaluations used, for example, another
-    data set or another number of images, so their values are not comparable. The search reads the evaluations
-    in the folders that `completed` lists, so it never returns a checkpoint that was deleted or set aside.
+    if it is like the newest evaluation (`Evaluation.is_like`). Other evaluations used, for example, other
+    images, so their values cannot be compared with the newest one's. The function never returns a checkpoint
+    that was deleted or set aside, because it reads only the folders that `completed` lists.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -296,7 +304,7 @@ def best(root: Path) -> Path | None:
 
 
 def _newest(root: Path, rename: bool) -> Path | None:
-    """Find the newest usable checkpoint. See `find`."""
+    """Find the newest usable checkpoint in `root`, as `find` describes."""
     bad = 0
     for path in reversed(completed(root)):
         try:
@@ -331,7 +339,8 @@ def step_of(path: Path) -> int:
 
 
 def newest_below(folder: str) -> str | Path:
-    """Return the newest checkpoint in a run's folder without verifying it, or `folder` if it has none."""
+    """Return the newest checkpoint in `folder` or in its subfolder checkpoints, or `folder` if there is none.
+    No checksum is verified."""
     return [folder, *completed(Path(folder)), *completed(Path(folder, "checkpoints"))][-1]
 
 
@@ -341,13 +350,14 @@ def completed(root: Path) -> list[Path]:
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the newest completed checkpoint's step in `root`, or None. No checksum is verified."""
+    """Return the step of the newest completed checkpoint in `root`, or None. No checksum is verified."""
     present = completed(root)
     return step_of(present[-1]) if present else None
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the checkpoint to the first free name among `path`.bad, .bad2, ... Return the new path."""
+    """Set a checkpoint aside, and return its new path. The folder gets the suffix .bad, or the first free one
+    among .bad2, .bad3, ..."""
     names = (_beside(path, f"bad{number}" if number > 1 else "bad") for number in itertools.count(1))
     return path.rename(next(aside for aside in names if not aside.exists()))
 
@@ -355,8 +365,8 @@ def set_aside(path: Path) -> Path:
 def set_aside_after(root: Path, step: int) -> None:
     """Set aside the checkpoints in `root` that are later than `step`.
 
-    A run that returns to an earlier step writes checkpoints with lower steps. Without this function, the run
-    would later be resumed from the checkpoints with higher steps.
+    A run that returns to an earlier step writes checkpoints with lower steps again. Without this function,
+    the run would later resume from the old checkpoints with higher steps.
     """
     later = [path for path in completed(root) if step_of(path) > step]
     aside = [set_aside(path) for path in later]
@@ -367,10 +377,10 @@ def set_aside_after(root: Path, step: int) -> None:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Delete all checkpoints except the newest `keep` and the best. Return the deleted folders.
+    """Delete all checkpoints except the newest `keep` and the best one. Return their former folders.
 
     Rank 0 calls this after a save. Only folders with a manifest are counted and deleted. A folder that cannot
-    be deleted stays until the next save.
+    be deleted now is deleted after a later save.
     """
     whole = [path for path in completed(root) if (path / "manifest.json").is_file()]
     kept = best(root)
@@ -379,7 +389,8 @@ def prune(root: Path, keep: int) -> list[Path]:
         if path == kept:
             continue
         with contextlib.suppress(OSError):  # for example, another host is reading it
-            tmp = path.rename(_beside(path, "tmp"))  # a killed prune leaves nothing that looks complete
+            # Under this name, the folder does not look complete, even if the process is killed now.
+            tmp = path.rename(_beside(path, "tmp"))
             deleted.append(path)
             sync_folder(tmp.parent)
             remove(tmp)
