@@ -153,10 +153,10 @@ def test_the_configs_in_the_pages_are_valid(tmp_path, monkeypatch):
 
 
 def test_guides_are_short():
-    """At most 150 lines, of at most 110 characters where it is text."""
+    """At most 180 lines (the core 150), of at most 110 characters where it is text."""
     for name in PAGES.keys() - {"README.zh.md", "docs/config.md"}:
         lines = PAGES[name].splitlines()
-        assert len(lines) <= {"docs/labbook.md": 600}.get(name, 150), name
+        assert len(lines) <= {"docs/labbook.md": 600, "docs/core.md": 150}.get(name, 180), name
         text = re.sub(r"^```.*?^```$", "", PAGES[name], flags=re.DOTALL | re.MULTILINE).splitlines()
         assert not [line for line in text if len(line) > 110 and not line.startswith(("| ", "    ", "`"))], (
             name
