@@ -1,14 +1,15 @@
-"""Compute the logits of a shard, their maxima and sums, and all gradients, with one of two backends.
+"""Compute a shard's logits, their maxima and sums, and all gradients, by one of two backends.
 
-softmax.py's docstring defines the symbols, the target logit and the other logits.
+softmax.py's docstring defines the letters in shapes and names, the target logit and the other logits. If the
+classes are not sharded, N is how many samples this rank has.
 
 - `PaddleBackend` uses Paddle's operators. It runs on any device and with any margin.
 - `KernelBackend` calls the compiled kernels in plsc/native/heads, once in the forward pass and once in the
   backward pass. It is several times faster, but runs only on a CPU. It computes in float32, or in bfloat16 if
-  the processor supports it. It cannot be used with a margin that changes the other logits.
+  the processor supports it. `takes_kernels` lists the heads that cannot use it.
 
-A backend object is used for one step. It keeps what the backward pass needs. The backward pass writes the
-gradients with respect to the selected rows to the selection.
+A backend object is used for one step. It keeps what the backward pass needs. The backward pass stores the
+gradients with respect to the selected rows in the step's `Selection`.
 """
 
 from dataclasses import dataclass
@@ -32,14 +33,14 @@ from plsc.native.heads import rows as row_kernels
 from plsc.native.heads import softmax
 
 _LEAST_SHARE = 46.0  # -log(1e-20)
-LOWEST = -1e30  # replaces a logit that is excluded. It is finite, because -inf - (-inf) would be NaN.
+LOWEST = -1e30  # is added to a logit to exclude it. It is finite, because -inf - (-inf) would be NaN.
 
 
 class HeadMemory:
     """Stores the state that a head keeps from one step to the next.
 
-    This state is the class centres, the random draw for the next step, and memory for exponentials. The
-    memory is used again, because allocating new memory takes longer than computing the exponentials.
+    The state consists of the class centres, the random draw for the next step, and memory for exponentials.
+    The memory is used again, because allocating new memory takes longer than computing the exponentials.
 
     Args:
         bank: stores the class centres.
@@ -65,20 +66,20 @@ class HeadMemory:
         return memory
 
     def give_back(self, borrowed: np.ndarray | None) -> None:
-        """Take back memory from `borrow`. If a step has no backward pass, its memory is not given back,
-        and the next step gets new memory."""
+        """Take back memory from `borrow`. A step without a backward pass does not give its memory back, so
+        the next step gets new memory."""
         self._spare = self._spare if borrowed is None else borrowed
 
 
 @dataclass(frozen=True)
 class TargetPositions:
-    """Tells which of the N samples have their class in this shard, and where.
+    """Tells which of the N samples have their class in this shard, and in which selected row.
 
     Attributes:
         sample_P: indices of the P samples whose class is in this shard, int64 [P], ordered by `column_P`.
         column_P: index of each such sample's class among the selected rows, int64 [P].
         owned_N: 1 if the sample's class is in this shard, otherwise 0, float32 [N], on the device. None if
-            all classes are in this shard.
+            all N samples' classes are in this shard.
     """
 
     sample_P: np.ndarray
@@ -91,10 +92,10 @@ class Losses:
     """What all ranks know about the N samples after the forward pass. All tensors are float32 [N].
 
     Attributes:
-        other_N: logarithm of the sum of exp(logit) over the logits other than the target, from all ranks.
+        other_N: logarithm of the sum of exp(other logit) over all ranks.
         target_N: the target logits, with margin and scale.
         loss_N: the losses, without the margin's penalty.
-        rest_N: 1 - p(target).
+        rest_N: 1 - p, where p is the softmax probability for the sample's class.
     """
 
     other_N: paddle.Tensor
@@ -109,13 +110,13 @@ class Losses:
 
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
-    """Return whether `KernelBackend` can compute a step of the head on this device. All ranks agree, but a
-    rank without rows takes `PaddleBackend`.
+    """Return whether `KernelBackend` can compute a step of the head. The result is the same on every rank.
+    A rank without rows then uses `PaddleBackend` all the same.
 
     Args:
         spec: the head's properties.
         selection: the step's rows.
-        inspected: whether the caller needs the logits themselves, which `KernelBackend` does not return.
+        inspected: whether the caller needs the logits themselves. `KernelBackend` does not return them.
     """
     return (
         kernels.multiplies()
@@ -131,8 +132,9 @@ def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool
 class KernelBackend:
     """Computes a step with compiled kernels, which read rows in host memory.
 
-    `forward` and `backward` take and return the same as those of `PaddleBackend`, except that the gradient
-    with respect to the embeddings lacks the factor. `HeadStep` applies it after the sum over the ranks.
+    `forward` and `backward` have the same arguments and results as in `PaddleBackend`, with one exception.
+    The gradient with respect to the embeddings does not include the argument `factor`. `HeadStep` multiplies
+    this gradient by the factor after the sum over the ranks.
 
     Args:
         spec: the head's properties.
@@ -204,14 +206,15 @@ class PaddleBackend:
     No decision in Python depends on a value on the device. The host therefore never waits for the device,
     except if the bank stores its rows in host memory.
 
-    In each block, the target logits are excluded. Paddle's softmax of the remaining logits overwrites them,
-    to save memory. Let rest be 1 - p, where p is the probability for the sample's class, and let q be the
-    part of rest that the block's classes have. The derivative of the loss with respect to another logit is
-    the softmax times rest q. The derivative with respect to the target logit is the margin's slope times
-    -rest. Therefore -slope / q is written into the softmax at the target. The factor rest q is one number per
-    sample. It is not multiplied with the softmax [N, b], but with the smaller [N, D] operands of the matrix
-    products. If one block has all classes, q is 1. Sub-centres and margins that change other logits compute
-    the targets' gradients apart, by `TargetRows`.
+    In each block, the target logits are excluded. Paddle's softmax overwrites the block's logits with its
+    result, to save memory. Let rest be 1 - p, where p is the probability for the sample's class. Let q be the
+    share of rest that belongs to the block's classes. The derivative of the loss with respect to an other
+    logit is the softmax times rest q. The derivative with respect to the target logit before the margin is
+    -rest times the margin's slope. Therefore -slope / q is written into the softmax at the target. The factor
+    rest q is one number per sample. It is multiplied with operands and results [N, D] of the matrix products,
+    because the softmax [N, b] is larger. If one block has all classes, q is 1.
+
+    With sub-centres, or if the other logits are changed, `TargetRows` computes the target logits' gradients.
 
     Args:
         spec: the head's properties.
@@ -286,8 +289,8 @@ class PaddleBackend:
             cosines: target cosines without and with margin, each float32 [N, 1]. None if the margin does not
                 change the other logits.
 
-        Returns three tensors [N]: the maximum, the maximum before the margin changes the other logits, and
-        the sum of exp(logit - first result).
+        Returns three tensors [N]: the maximum, the maximum before the margin or `HeadSpec.filter_above`
+        changes the other logits, and the sum of exp(other logit - first result).
         """
         self._cosines = cosines
         samples = len(self._x_ND)
@@ -324,17 +327,17 @@ class PaddleBackend:
         return self._logits(0, self.selection.count)[1]
 
     def _logits(self, start: int, stop: int) -> tuple:
-        """Compute the logits of a block of classes.
+        """Compute the logits for the selected rows [start, stop).
 
-        Returns five values:
+        Returns five results:
 
-        - the block
-        - its scaled logits [N, b]. The target logits are near LOWEST
-        - the logits before the margin or `Head.filter_above` changes them [N, b], or None if nothing changes
-            them
-        - the derivatives of the second value with respect to the third [N, b], or None if nothing changes
-            them
-        - the nearest sub-centres [N, b, J], see `Block.logits`, or None for J = 1
+        - the rows' block
+        - its logits [N, b]. The target logits are near LOWEST
+        - the logits before the margin or `HeadSpec.filter_above` changes them [N, b], or None if nothing
+            changes them
+        - the derivatives of the second result with respect to the third [N, b], or None if nothing changes
+            the logits
+        - the nearest sub-centres [N, b, J], see `Block.logits`, or None if there are no sub-centres
         """
         block, self._first = self._first or self._block(start, stop), None
         logit_Nb, nearest_NbJ = block.logits(self._x_ND)
@@ -355,8 +358,8 @@ class PaddleBackend:
         """Add LOWEST to the target logits in a block, in place. This excludes them from the maximum and
         the sum.
 
-        These target logits have no margin. The softmax denominator contains the target logit with margin
-        instead, which may be much smaller.
+        The target logits in the block have no margin. The loss needs the target logit with margin instead,
+        which may be much smaller.
         """
         self._add_at_targets(logit_Nb, filled([len(logit_Nb)], LOWEST), start, stop)
 
@@ -376,16 +379,17 @@ class PaddleBackend:
     def backward(
         self, losses: Losses, slope_N: paddle.Tensor, scaled_ND: paddle.Tensor, factor: paddle.Tensor
     ) -> paddle.Tensor:
-        """Compute the gradient with respect to the scaled embeddings, float32 [N, D]. Store the gradients
-        with respect to the selected rows in the selection.
+        """Compute the gradient with respect to the scaled embeddings, float32 [N, D]. The gradients with
+        respect to the selected rows are stored in the selection.
 
         Args:
             losses: result of the forward pass.
             slope_N: derivatives of the target cosines with margin, float32 [N]. They are 0 if the sample's
                 class is in another shard.
             scaled_ND: scaled embeddings, float32 [N, D].
-            factor: gradient with respect to the mean loss, divided by N, float32 scalar. The gradients in the
-                selection include it. The result includes it unless `HeadSpec.targets_apart`.
+            factor: gradient with respect to the mean loss, divided by all ranks' sample count, float32
+                scalar. The gradients in the selection include it. The result includes it unless
+                `spec.targets_apart`.
         """
         if not self.spans:
             return paddle.zeros_like(scaled_ND)
@@ -424,11 +428,11 @@ class PaddleBackend:
         return grad_ND
 
     def _add_targets(self, by_row_ND: paddle.Tensor) -> None:
-        """Add the parts that come from the target logits to the gradients in the selection. Samples of the
-        same class are summed first.
+        """Add the target logits' contributions to the gradients in the selection. Contributions by samples
+        with the same class are summed first.
 
         Args:
-            by_row_ND: gradient with respect to each sample's class row, [N, J D].
+            by_row_ND: each sample's gradient with respect to the row of its class, [N, J D].
         """
         positions = self._positions
         if len(positions.sample_P):
@@ -437,9 +441,9 @@ class PaddleBackend:
             self.selection.add_gradient("centres", sums.class_U, sums.of(by_row_PD))
 
     def _share(self, number: int, other_N, rest_N, target_N) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return a block's rest q and -slope / q, each [N].
+        """Return a block's rest q and -slope / q, each [N]. The class's docstring defines these symbols.
 
-        If q is below 1e-20, it is taken as 1e-20. The error is far below the rounding of the target's part.
+        If q is below 1e-20, 1e-20 is used instead. The error is far below the rounding errors.
         """
         if self._is_alone and len(self.spans) == 1:
             return rest_N, target_N

@@ -1,12 +1,12 @@
 """Compute logits and gradients for one block of classes, and plan the block size.
 
-softmax.py's docstring defines the symbols. The similarity between an embedding and a class is the logit
-divided by the scale. With a margin, it is the cosine between the embedding and the class centre. Otherwise,
-it is their inner product plus the bias. The bank does not store normalised rows, so they are normalised in
-each step.
+softmax.py's docstring defines the letters in shapes and names. A block is the classes whose logits are
+computed together. The similarity between an embedding and a class is the logit divided by the scale. With a
+margin, the similarity is the cosine between the embedding and the class centre. Without a margin, it is their
+inner product plus the bias. A bank stores rows that are not normalised, so each step normalises them.
 
-With J > 1, a bank row contains J sub-centres one after the other. The similarity is then that of the
-nearest sub-centre (Deng et al., Sub-center ArcFace, ECCV 2020).
+With J > 1, a bank row contains J sub-centres one after the other. The similarity to the class is then the
+similarity to its nearest sub-centre (Deng et al., Sub-center ArcFace, ECCV 2020).
 """
 
 import functools
@@ -22,7 +22,7 @@ from plsc.heads.constants import filled
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import rows as row_kernels
 
-# A block with at most this number of classes stays in the processor's cache from one operation to the next.
+# A block with at most this many classes stays in the processor's cache from one operation to the next.
 _CACHED_ROWS = 4096
 SMALLEST_SQUARE = 1.17549435e-38  # smallest normal float32 number, see `Vectors`
 
@@ -30,28 +30,27 @@ SMALLEST_SQUARE = 1.17549435e-38  # smallest normal float32 number, see `Vectors
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan how many classes a block has, and whether to keep exponentials and normalised rows for the
-    backward pass. The plan is for `PaddleBackend`. The kernels have blocks of their own
-    (plsc/native/heads/softmax.py).
+    """Plan how many classes a block of `PaddleBackend` has, and whether to keep exponentials and normalised
+    rows for the backward pass. The compiled kernels have other blocks (plsc/native/heads/softmax.py).
 
     The temporary tensors must fit into the budget. Each class in a block needs three numbers per sample and
     sub-centre (the logit, the exponential and a temporary one), and four copies of its row. If the matrix
     products' inputs are rounded to 16 bits, the class needs two more numbers per sample and sub-centre, and
     two more copies of its row. If exponentials are kept, each selected class also needs an exponential per
-    sample and a normalised row. On a CPU, a block must also fit into the cache. On a GPU, large blocks are
-    faster.
+    sample, and copies of its normalised row. On a CPU, a block must also fit into the cache. On a GPU, large
+    blocks are faster.
 
-    The number of classes in a block changes results by rounding only.
+    The block size changes the results only by rounding.
 
     Args:
-        num_samples: how many samples there are.
+        num_samples: how many samples this rank processes.
         num_classes: how many classes are selected.
         width: the bank's row length.
         sub_centres: sub-centres per class.
         budget: memory limit for the temporary tensors, in bytes.
         dtype: dtype to which the matrix products' inputs are rounded.
 
-    Returns how many classes a block has, and whether to keep the exponentials.
+    Returns how many classes a block has, and whether to keep exponentials and normalised rows.
     """
     rounds = dtype != "float32"
     per_class = 4 * ((3 + 2 * rounds) * num_samples * sub_centres + (4 + 2 * rounds) * width)
@@ -67,17 +66,17 @@ def plan_blocks(
 def logits_dtype(spec: HeadSpec, dtype: str) -> str:
     """Return the dtype in which embeddings are multiplied by centres.
 
-    `dtype` is the dtype of the two matrix products in the backward pass. The result is `dtype`, except that
-    on a device with a margin it is float16 instead of bfloat16. The reason is that a GPU also rounds a
-    product's result. In bfloat16, a logit near 50 has an error up to 0.125, and the gradient with respect to
-    the embeddings then has an error between 1.5 and 1.9 %. In float16, rounding errors are an eighth as
-    large. With a margin, logits are scaled cosines, which do not exceed the range of float16.
+    `dtype` is the dtype of the two matrix products in the backward pass. The result is `dtype` with one
+    exception: on a device such as a GPU, a head with a margin uses float16 instead of bfloat16. A GPU also
+    rounds a product's result. In bfloat16, a logit near 50 has an error up to 0.125, and the gradient with
+    respect to the embeddings then has an error between 1.5 and 1.9 %. In float16, rounding errors are an
+    eighth as large. With a margin, logits are scaled cosines, which do not exceed the range of float16.
     """
     return "float16" if dtype == "bfloat16" and spec.margin is not None and on_device() else dtype
 
 
 def rounded(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
-    """Round a float32 matrix to the dtype "bfloat16" or "float16". Return it unchanged for "float32"."""
+    """Round a float32 matrix to `dtype`: "bfloat16", "float16", or "float32", which changes nothing."""
     return x if dtype == "float32" else x.astype(dtype)
 
 
@@ -105,17 +104,18 @@ class Vectors:
 
     Compiled kernels and Paddle's operators follow the same rules. If the squared norm of a vector is below
     the smallest normal float32 number (norm below 1.1e-19), the result and the gradient are zero. If the
-    squared norm overflows (norm above 1.8e19), the result is NaN, and the step is skipped. Paddle's operators
-    add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the result's norm is therefore 1 -
-    1e-6.
+    squared norm overflows (norm above 1.8e19), the logits are NaN, and the step is skipped. Paddle's
+    operators add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the result's norm is therefore
+    1 - 1e-6.
 
     Args:
         given: original vectors, float32 [n, D].
         cosine: whether to normalise. If False, the vectors stay unchanged.
 
     Attributes:
-        values: vectors [n, D], with norm 1 if `cosine`. If a squared norm overflows, operators give 0 here.
-            `times` and `one_or_nan` then give NaN, because another pass over all centres would take too long.
+        values: vectors [n, D], with norm 1 if `cosine`. If a squared norm overflows, the kernels write NaN
+            here, but Paddle's operators write 0. Another pass over all centres would take too long. The NaN
+            is therefore in the result of `times` or `one_or_nan`.
     """
 
     def __init__(self, given: paddle.Tensor, cosine: bool):
@@ -141,14 +141,14 @@ class Vectors:
 
     @property
     def one_or_nan(self) -> paddle.Tensor | None:
-        """Scalar 1, or NaN if the squared norm of any vector overflows. None if `values` contains NaN
-        then."""
+        """A scalar from Paddle's operators: 1, or NaN if the squared norm of a vector overflows. It is None
+        if the kernels have normalised the vectors, or if they are not normalised."""
         return None if self._norm is None else paddle.scale(self._norm.sum(), 0.0, 1.0)
 
     @functools.cached_property
     def length(self) -> paddle.Tensor:
-        """Norms of the original vectors, float32 [n]. For a zero vector, the number is near 0 and may not
-        be 0."""
+        """Norms of the original vectors, float32 [n], if they are normalised. For a zero vector, the number
+        may be slightly above 0."""
         if self._norm is not None:
             return self._norm.flatten()
         return paddle.where(self._inverse > 0, 1.0 / self._inverse, self._inverse).flatten()
@@ -176,7 +176,7 @@ class Block:
         selection: the step's rows.
         start: the block's first row.
         stop: row after the last row of the block.
-        dtype: dtype to which the matrix products' inputs are rounded (but see `logits_dtype`).
+        dtype: dtype to which the matrix products' inputs are rounded. For the logits, see `logits_dtype`.
 
     Attributes:
         centres: the block's centres, normalised if there is a margin.
@@ -197,14 +197,14 @@ class Block:
         self._logits_dtype = logits_dtype(spec, dtype)
 
     def logits(self, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compute the similarities between samples and the block's classes, times the scale of the samples.
+        """Compute the similarities between samples and the block's classes. If the embeddings were multiplied
+        by the head's scale before, the results are logits.
 
         Args:
-            x_ND: embeddings [N, D], rounded to `logits_dtype`. If they include the head's scale, the results
-                are logits.
+            x_ND: embeddings [N, D], rounded to `logits_dtype`.
 
         Returns two tensors: the similarities [N, b], and a tensor [N, b, J] that is 1 for the nearest
-        sub-centre and 0 for the others. The second is None for J = 1.
+        sub-centre and 0 for the others. If J is 1, the second result is None.
         """
         same = self._logits_dtype == self.dtype
         centres = self.rounded if same else rounded(self.centres.values, self._logits_dtype)
@@ -243,8 +243,8 @@ class Block:
             share_N1: one factor per sample, float32 [N, 1].
             x_ND: scaled embeddings, float32 [N, D].
 
-        Returns two gradients: the block's part of the gradient with respect to the embeddings [N, D], without
-        the scale, and the gradient with respect to the block's bank rows [b, J D].
+        Returns two gradients. The first is the block's contribution to the gradient with respect to the
+        scaled embeddings [N, D]. The second is the gradient with respect to the block's bank rows [b, J D].
         """
         grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
         grad = self.centres.gradient(grad).reshape([self.stop - self.start, -1])
@@ -261,8 +261,8 @@ class TargetRows:
         column_N: each sample's class, as an index among the selected rows, int64 [N].
 
     Attributes:
-        column_N: the argument of this name.
-        plain_N: similarities, float32 [N].
+        column_N: the argument with this name.
+        plain_N: similarities before a margin is applied, float32 [N].
     """
 
     def __init__(self, spec: HeadSpec, selection: Selection, x_ND: paddle.Tensor, column_N: paddle.Tensor):
@@ -287,10 +287,11 @@ class TargetRows:
         Args:
             dtarget_N: derivative of each sample's loss with respect to its target logit without margin,
                 float32 [N].
-            x_ND: embeddings, float32 [N, D], with the same factors as in `Block.gradient`.
+            x_ND: scaled embeddings times the factor that `PaddleBackend.backward` is given, float32 [N, D].
 
-        Returns two gradients: with respect to the embeddings [N, D], and with respect to each sample's class
-        row [N, J D]. They include the same factors as the results of `Block.gradient`.
+        Returns two gradients. The first, [N, D], is with respect to the scaled embeddings, and does not
+        include the factor. The second, [N, J D], is with respect to the row of each sample's class, and
+        includes the factor.
         """
         weight_N1 = dtarget_N.unsqueeze(1)
         if self._nearest_NJ1 is None:

@@ -13,33 +13,34 @@ These letters are counts. Shapes and suffixes in names consist of them:
     J  sub-centres per class (1 except for sub-centre ArcFace)
     P  samples whose class is in this rank's shard
 
-A sample's target logit is the logit for its class. All others are called its other logits. The matrix [N, K]
-of all logits never exists. The head computes one block of classes at a time. For each sample, it computes the
-maximum and the sum of exponentials over the block's other logits. Let M be the maximum over all ranks, R =
-sum exp(other - M), and t the target logit with margin. Let p be the softmax probability for the sample's
-class. Then
+A sample's target logit is the logit for its class. The logits for all other classes are called its other
+logits. The head does not need all logits [N, K] at the same time. It computes one block of classes at a time.
+For each sample, it computes the maximum and the sum of exponentials over the block's other logits. Let M be
+the sample's largest other logit on all ranks. Let R be the sum of exp(other logit - M) over all ranks, and t
+the target logit with margin. Let p be the softmax probability for the sample's class. Then
 
     z = M + log R - t        loss = softplus(z)        p - 1 = -sigmoid(z)
 
-This form never subtracts nearly equal numbers. The backward pass is written by hand, and also computes one
+This form never subtracts nearly equal numbers. The backward pass is written by hand. It also computes one
 block at a time. If all exponentials fit into the memory limit, they are kept, and a step takes 3 matrix
 products. Otherwise they are computed again in the backward pass, and a step takes 4 matrix products.
 
-Collectives in one step, in this order:
+If the classes are sharded, a step calls these collectives in this order:
 
 - all_gather of the embeddings [N, D]
 - all_reduce SUM of the target cosines with and without margin [2, N], only if the margin changes the other
   logits
-- all_reduce MAX of the largest other logit with and without this change [2, N]
+- all_reduce MAX of the largest other logit [2, N], with and without the change by the margin or by
+  `HeadSpec.filter_above`
 - all_reduce SUM of R and the target cosines with and without margin [3, N]
 - in the backward pass, reduce-scatter of the gradient with respect to the embeddings [N, D]. The gradient has
   one more column if the target cosines depend on the embeddings' norms
 - in the update, all_reduce SUM of two numbers, only for LARS
 
-All ranks' labels are gathered when the previous step ends (`Trainer._summarise_step`).
-PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses. This head does not need this
-call, because every rank knows all N losses after the last SUM. The gradients with respect to the centres are
-never sent.
+The gradients with respect to the centres are then not sent. If every rank has all classes, an all_reduce sums
+these gradients instead. The trainer gathers all ranks' labels when the previous step ends
+(`Trainer._summarise_step`). PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses.
+This head does not need that call, because every rank knows all N losses after the SUM of [3, N].
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,8 +67,8 @@ from plsc.heads.step import HeadOutput, HeadStep
 
 @dataclass
 class ShardInfo:
-    """The tensors that `_set_info` returned in PaddlePaddle's earlier program PLSC. They are for small
-    problems.
+    """What `SoftmaxHead.inspect` returns. `_set_info` returned the same tensors in PaddlePaddle's earlier
+    program PLSC.
 
     Attributes:
         shard_logit: logits for this shard's classes, with margin and scale, float32 [N, S].
@@ -116,7 +117,7 @@ class SoftmaxHead:
                 [N] contains all ranks' labels (see `gather_labels`). With an array, the host does not
                 wait for the device.
             number: training step number. The seed and this number determine which classes are sampled, so it
-                is required if the head samples.
+                is required if `spec.sample_rate` is below 1.
             counts: each rank's sample count. None gathers these numbers with a collective, and waits
                 for the device.
 
@@ -182,7 +183,7 @@ class SoftmaxHead:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates so far, under the key "updates". The centres and the margin's state
-        are not included. They have their own place in a checkpoint."""
+        are not included. They are written to a checkpoint separately."""
         return {"updates": self.bank.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -190,8 +191,8 @@ class SoftmaxHead:
         self.bank.updates = state["updates"]
 
     def prepare_undo(self) -> Callable[[], None]:
-        """Return a function that undoes the next step if this step is skipped. The function restores the
-        statistics that the margin has now, and drops the step's gradients."""
+        """Return a function for the case that the next step is skipped. The function restores the statistics
+        that the margin has now, and drops the step's gradients."""
         return partial(self._restore, self.margin and self.margin.statistics)
 
     def clear_gradients(self) -> None:
@@ -207,8 +208,8 @@ class SoftmaxHead:
         self.clear_gradients()
 
     def _norms(self, selection: Selection) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute two norms over all ranks: the norm of all selected centres together, and that of their
-        gradient."""
+        """Compute two norms over all ranks: the norm of all selected centres together, and the norm of the
+        gradient with respect to them."""
         squares = selection.squares()
         if self.spec.sharded:
             distributed.all_reduce(squares)
@@ -217,8 +218,8 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Return the loss's intermediate results as full [N, S] tensors. Use this method for small
-        problems only. Every rank calls it.
+        """Return the logits and probabilities as full tensors [N, S]. Use this method for small problems
+        only. Every rank calls it.
 
         Args:
             emb: this rank's embeddings, float [B, D] or [B, D, 1, 1].
@@ -242,14 +243,14 @@ class SoftmaxHead:
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
         """Find the class with the largest logit for each embedding, without margin and sampling.
 
-        Every rank calls this method with the same embeddings. Logits are not sent to other ranks, and do not
-        exceed the memory limit.
+        Every rank calls this method with the same embeddings. No logits except the largest ones are sent to
+        other ranks. The logits that exist at the same time fit into the memory limit.
 
         Args:
-            emb_ND: embeddings, float [N, D].
+            emb_ND: embeddings, float [N, D]. Here N is any number.
 
         Returns class numbers, int64 [N]. The number is C if several classes have the largest logit, because a
-        tie is not a hit. It may also be C if a logit is not finite.
+        tie is not a hit. The number may also be C if a logit is not finite.
 
         Collectives: if the classes are sharded, an all_reduce MAX of N numbers and another of 2 N numbers.
         """
@@ -304,8 +305,8 @@ class _SoftmaxLoss(PyLayer):
 
     @staticmethod
     def forward(ctx, emb_BD, step, out):
-        # `out` is not stored here. It contains the loss, and the loss refers to `ctx`. With a reference back,
-        # the memory of both would never be freed.
+        # `ctx` does not store `out`, because `out` contains the loss, and the loss refers to `ctx`. If they
+        # referred to each other, their memory would never be freed.
         ctx.step = step
         return out.loss
 

@@ -189,8 +189,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> tuple[StepSummary, dict[str, paddle.Tensor]]:
         """Take one training step on this rank's batch. Every rank calls it.
 
-        If the loss or a gradient is not finite, the step is skipped. The weights, the class centres and the
-        running statistics then keep their values.
+        If the head's loss or a gradient is not finite, the step is skipped. The weights, the class centres
+        and the running statistics then keep their values.
 
         Returns the step's summary, which is the same on every rank, and the parts' losses by name.
 
