@@ -11,7 +11,7 @@ import numpy as np
 
 from plsc.errors import UserError
 
-QUERIES, GALLERY = 1024, 8192  # rows per block, whose similarities take 32 MB
+QUERIES, GALLERY = 1024, 4096  # rows per block, whose similarities take 16 MB
 _ALIKE = 1e-6  # largest difference that counts as float32 rounding
 # The order in which BLAS sums products depends on the matrix's shape, and it differs for rows beyond a
 # multiple of BLAS's tile. Equal rows would then have similarities that differ in the last bit, and the order
@@ -43,6 +43,7 @@ def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray
 def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     score = np.full((len(queries), k), -np.inf, np.float32)
     index = np.zeros((len(queries), k), np.int64)
+    waiting: list[tuple[np.ndarray, ...]] = []  # each block's candidates: query, gallery row, similarity
     height = min(GALLERY, -(-len(gallery) // TILE) * TILE)
     for start in range(0, len(gallery), height):
         first = max(0, min(start, len(gallery) - height))  # row of the gallery at which the block begins
@@ -58,8 +59,13 @@ def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarra
             better = similarity[rows] > score[rows, -1:]
             row, column = np.divmod(np.flatnonzero(better), better.shape[1])  # faster than np.nonzero
             row = rows[row]
-        if len(row):
-            _merge(score, index, row, column + start, similarity[row, column])
+        waiting.append((row, column + start, similarity[row, column]))
+        # A merge takes as long for one candidate as for a hundred, so the later blocks' few ones wait.
+        if sum(len(row) for row, *_ in waiting) >= len(queries) or start + height >= len(gallery):
+            row, column, found = map(np.concatenate, zip(*waiting))
+            order = np.argsort(row, kind="stable")
+            _merge(score, index, row[order], column[order], found[order])
+            waiting.clear()
     return score, index
 
 
@@ -73,6 +79,8 @@ def _merge(
         row, column: int64 [C], each candidate's query and gallery row, sorted by both.
         similarity: float32 [C].
     """
+    if not len(row):
+        return
     k = score.shape[1]
     rows, first, count = np.unique(row, return_index=True, return_counts=True)
     place = k + np.arange(len(row)) - np.repeat(first, count)
