@@ -1,7 +1,7 @@
-"""Write a run's checkpoints, and the evaluation next to each.
+"""Write a run's checkpoints, and the evaluation of each checkpoint into its folder.
 
-plsc/training/trainer.py decides when. A checkpoint that cannot be written does not end the run, unless it is
-the last one.
+plsc/training/trainer.py decides when. If a checkpoint cannot be written, the run continues, unless the
+checkpoint is the run's last one.
 
 Try it: `plsc train`, then list output_dir/checkpoints.
 """
@@ -20,19 +20,21 @@ from plsc.errors import UserError
 from plsc.training.part import state_of
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-LONG_SAVE = 20  # seconds. Paddle's launcher gives the ranks 33 s from SIGTERM to SIGKILL
+# A save that takes longer (in seconds) causes a warning. Paddle's launcher gives the ranks 33 s from SIGTERM
+# to SIGKILL.
+LONG_SAVE = 20
 
 
 class Checkpoints:
-    """Writes checkpoints to a run's folder, and deletes the oldest.
+    """Writes checkpoints to a run's folder, and deletes old ones.
 
     Args:
         root: folder for the checkpoints.
         keep: how many of the newest checkpoints to keep.
-        weights: name of the state whose arrays are the weights to use, see store.Content.
+        weights: name of the state whose arrays are the network's weights, see `store.Content.weights`.
 
     Attributes:
-        newest: the newest checkpoint's step, or 0 if no checkpoint exists.
+        newest: step of the newest checkpoint that was written or resumed from, or 0 before the first.
     """
 
     def __init__(self, root: Path, keep: int, weights: str):
@@ -43,16 +45,16 @@ class Checkpoints:
         self._warned = False  # whether the warning about a long save was given
 
     def add_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Write an evaluation next to its step's checkpoint. Rank 0 calls it.
+        """Write an evaluation into a checkpoint's folder. Rank 0 calls it.
 
-        Nothing is written if that step is not the newest checkpoint. If the file cannot be written, a warning
-        is logged.
+        If the newest checkpoint has another step, nothing is written. If the file cannot be written, a
+        warning is logged.
 
         Args:
-            step: the checkpoint's step.
-            evaluation: the evaluation of that step's weights.
+            step: the step whose weights were evaluated.
+            evaluation: the result.
         """
-        if self.newest != step:  # this step's checkpoint could not be saved
+        if self.newest != step:  # this step's checkpoint could not be written
             return
         try:
             evaluation.write(self._folder(step))
@@ -63,12 +65,12 @@ class Checkpoints:
             )
 
     def evaluated(self, step: int) -> bool:
-        """Return whether a step's checkpoint has its evaluation."""
+        """Return whether the checkpoint of a step contains an evaluation."""
         return Evaluation.read(self._folder(step)) is not None
 
     def best(self) -> dict[str, Any] | None:
-        """Return the best checkpoint's step, set, metric and value, or None if no checkpoint was
-        evaluated."""
+        """Return a dict with the best checkpoint's step, and its evaluation's set, metric and value. Return
+        None if no checkpoint was evaluated."""
         path = store.best(self._root)
         made = path and Evaluation.read(path)
         return made and {"step": store.step_of(path), **made.model_dump(exclude={"threshold"})}
@@ -77,13 +79,14 @@ class Checkpoints:
         return store.folder_of(self._root, step)
 
     def save(self, run: Any) -> None:
-        """Write a checkpoint, and delete the oldest ones except the best. Every rank calls it.
-
-        Raises SaveError if the checkpoint cannot be written and the run ends at this step. At any other step
-        the failure is logged, and training continues.
+        """Write a checkpoint. Then delete all checkpoints except the newest `keep` and the best one. Every
+        rank calls it.
 
         Args:
             run: the Trainer.
+
+        Raises SaveError if the checkpoint cannot be written and the run ends at this step. At any other step
+        the failure is logged, and training continues.
         """
         states = {name: state_of(owner) for name, owner in run.stateful.items()}
         content = store.Content(
@@ -110,7 +113,7 @@ class Checkpoints:
         self.newest = run.step
         if distributed.rank() == 0:
             store.prune(self._root, self._keep)
-        distributed.barrier()  # so that no collective waits for a disk and times out
+        distributed.barrier()  # a collective would time out if rank 0's disk is slow
         get_logger().info(f"checkpoint {path}")
         seconds = time.monotonic() - began
         if seconds > LONG_SAVE and by_paddles_launcher() and not self._warned:
@@ -122,14 +125,14 @@ class Checkpoints:
 
 
 class _Finite:
-    """Reads an array's rows for a checkpoint, and refuses rows that are not finite.
+    """Reads an array's rows for a checkpoint. Raises UserError if a row is not finite.
 
-    The rows are checked while they are in the processor's cache, since they are written next.
+    The rows are checked just before they are written, so they are read from memory only once.
 
     Args:
         name: name of the array.
-        array: float32, or bfloat16's bits as uint16, [S, ...]. It may also be an object whose slices are
-            arrays.
+        array: array [S, ...] with float32 numbers, or with the bits of bfloat16 numbers as uint16. It may
+            also be an object whose slices are such arrays.
     """
 
     def __init__(self, name: str, array: Any):
@@ -150,7 +153,7 @@ class _Finite:
             finite = ((flat & 0x7F80) != 0x7F80).all()
         else:
             with np.errstate(over="ignore", invalid="ignore"):
-                total = flat @ flat  # faster than a look at each number, but it may overflow
+                total = flat @ flat  # faster than checking each number, but it may overflow
             finite = np.isfinite(total) or np.isfinite(flat).all()
         if not finite:
             raise UserError(f"a number of {self.name} is not finite")

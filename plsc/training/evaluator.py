@@ -1,7 +1,8 @@
-"""Evaluate a network on the main set (DataLoader.Eval.dataset) and on the further sets, with all ranks.
+"""Evaluate a network on the config's evaluation sets, with all ranks.
 
-Every rank embeds its share of a set's images. Rank 0 alone computes the numbers, which may take a minute.
-Meanwhile the other ranks wait in a barrier with a long enough timeout. Rank 0 then sends them the row for
+The main set is DataLoader.Eval.dataset. Its result decides which checkpoint is the best. Each rank computes
+the embeddings for its share of a set's images. Rank 0 alone computes the results from all embeddings, which
+may take a minute. Meanwhile the other ranks wait in a barrier. Rank 0 then sends them the row for
 metrics.jsonl.
 
 Training and `plsc eval` share this module. Try it: `plsc eval -c output/faces`.
@@ -32,20 +33,22 @@ class Evaluator:
     """Evaluates a network on image sets. Every rank makes one.
 
     Args:
-        loader: the config's section DataLoader, for the batch size and for whether to use mirror images.
-        sets: title -> set, the main one first.
+        loader: the config's section DataLoader. It determines the batch size, and whether the embedding of
+            the mirror image is added to each image's embedding.
+        sets: the sets by title, the main set first.
         backbone: the layer, without a data parallel wrapper.
         num_classes: the training set's class count.
-        head: predicts labelled images' classes. None if no set has any.
-        weights: makes a context manager that lends the backbone the weights to evaluate. None if the
+        head: predicts the classes of labelled images. None if no set has labelled images.
+        weights: makes a context manager. In its block, the backbone has the weights to evaluate. None if the
             backbone has them already.
-        watchdog: notes signals that ask to stop. None without signals.
+        watchdog: records signals that ask the run to stop. None if signals need not be watched.
 
     Attributes:
-        step: the last evaluation's step, on every rank.
-        rows: title -> the last evaluation's row for metrics.jsonl, on every rank. Failed sets have no row.
-        failures: one line per failed set in the last evaluation with the reason, on every rank.
-        results: title -> result, on rank 0 only.
+        step: step of the last evaluation, or None before the first one, on every rank.
+        rows: the last evaluation's rows for metrics.jsonl by title, on every rank. A set that failed has no
+            row.
+        failures: one line with the reason for each set that failed in the last evaluation, on every rank.
+        results: the last evaluation's results by title, on rank 0 only.
     """
 
     def __init__(
@@ -71,26 +74,27 @@ class Evaluator:
         self._weights = weights or nullcontext
         self._watchdog = watchdog or Watchdog()
         self.failures: list[str] = []
-        self._are_alike = False  # so that the warning is given once
+        self._are_alike = False  # whether the warning about equal embeddings was given
 
     @property
     def main(self) -> str | None:
-        """Return the main set's title, or None if nothing is evaluated."""
+        """The main set's title, or None if there is no set."""
         return next(iter(self.sets), None)
 
     @property
     def metric(self) -> str:
-        """Return the key of `row` that decides which checkpoint is the best."""
+        """The key in `row` whose value decides which checkpoint is the best."""
         return self.sets[self.main].result.metric
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """Return the main set's row from the last evaluation, on every rank, or None before the first."""
+        """The main set's row from the last evaluation, on every rank. None if there was no evaluation, or if
+        the main set failed."""
         return self.rows.get(self.main)
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Return the last evaluation's record for a checkpoint, or None if the main set has no row."""
+        """The last evaluation's result to write into a checkpoint, or None if the main set has no row."""
         if self.row is None:
             return None
         return Evaluation(
@@ -101,27 +105,27 @@ class Evaluator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the threshold from the main set's last evaluation."""
+        """Return the verification threshold from the main set's last evaluation that did not fail."""
         if self.row is not None:
             self._threshold = VerificationThreshold(cosine=self.row.get("threshold"), flip=self._flip)
         return self._threshold.model_dump()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the threshold, unless it was computed with the other setting for mirror images."""
+        """Load the verification threshold, unless its evaluation used another setting for mirror images."""
         saved = VerificationThreshold.model_validate(state)
         if saved.flip == self._flip:
             self._threshold = saved
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> bool:
-        """Evaluate on every set, the main one last, and log the results. Every rank calls it.
+        """Evaluate on every set, the main set last, and log the results. Every rank calls it.
 
-        If a set cannot be evaluated, `failures` gets a line, and the other sets are still evaluated. A signal
-        to stop ends the evaluation at the next batch.
+        If a set cannot be evaluated, `failures` gets a line, and the other sets are still evaluated. If a
+        signal asks any rank to stop, the evaluation ends at the next batch.
 
         Args:
-            step: the weights' step.
-            epoch: the weights' epoch, for the rows in metrics.jsonl.
-            metrics: where rank 0 writes the rows. None writes nothing.
+            step: step after which the network is evaluated.
+            epoch: epoch of this step, for the rows in metrics.jsonl.
+            metrics: writes the rows to metrics.jsonl on rank 0. If it is None, no rows are written.
 
         Returns True if the evaluation finished, and False if a signal ended it.
         """
@@ -130,8 +134,8 @@ class Evaluator:
         with self._weights():
             for tensor in self._backbone.state_dict().values():
                 if tensor.stop_gradient:
-                    # BatchNorm's running statistics differ, since each rank has seen only its own batches.
-                    # The model has rank 0's.
+                    # BatchNorm's running statistics differ between the ranks, because each rank has seen only
+                    # its own batches. All ranks evaluate with rank 0's statistics.
                     distributed.broadcast(tensor)
             for title in reversed(self.sets):
                 try:
@@ -146,15 +150,15 @@ class Evaluator:
         return True
 
     def _evaluate(self, title: str, stop: distributed.Flag) -> dict[str, Any]:
-        """Evaluate on one set, and return its row.
+        """Evaluate on one set, and return its row for metrics.jsonl.
 
-        Raises UserError, the same on every rank, if the set cannot be evaluated, and if a signal asked any
-        rank to stop, which sets `stop`.
+        Raises UserError on every rank if the set cannot be evaluated, or if a signal asked any rank to stop.
+        Only in the second case, `stop` is set.
         """
         data = self.sets[title]
 
         def images(first: int, last: int) -> np.ndarray:
-            self._watchdog.allow_pause()  # an evaluation has no time limit, a batch has
+            self._watchdog.allow_pause()  # each batch has a time limit, but the evaluation has none
             if self._watchdog.signal:
                 stop.set()
             if stop:
@@ -185,10 +189,10 @@ class Evaluator:
         return distributed.run_on_rank_0(partial(self._compute, title, score))
 
     def _compute(self, title: str, score: Callable[[], Result]) -> dict[str, Any]:
-        """Compute, log and store one set's result, and return its row. Rank 0 calls it."""
+        """Compute, log and store a set's result, and return its row for metrics.jsonl. Rank 0 calls it."""
         try:
             result = score()
-        except Exception as error:  # any error, also one in a user's class
+        except Exception as error:  # also errors in a user's class
             raise UserError(in_one_line(error)) from error
         self.results[title] = result
         get_logger().info(f"{result.kind}: {result.headline} on {title}")

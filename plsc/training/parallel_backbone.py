@@ -1,16 +1,16 @@
-"""Run the backbone in a training step: compute embeddings forward, and then gradients backward.
+"""Run the backbone in a training step: compute the embeddings forward, and the gradients backward.
 
-`forward` returns the embeddings as a leaf, detached from the backbone's graph. The head can then use
-the whole step's samples at once. `backward` propagates the embeddings' gradient through the backbone.
-It alone computes the backbone's gradients and averages them over the ranks.
+`forward` returns the embeddings as a leaf: a tensor that is detached from the backbone's graph and collects
+a gradient. The head computes this gradient for all samples of the step at once. `backward` then propagates
+the gradient through the backbone, and averages the backbone's gradients over the ranks.
 
-A step with more than `batch_size` samples is split into micro-batches. The forward pass embeds them all
-without a graph. The backward pass runs each one again, with its graph and its samples' gradients (Gao et
-al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The gradients
-equal the whole batch's, except that BatchNorm uses a micro-batch's statistics.
+If this rank has more than `batch_size` samples in a step, they are split into micro-batches. The forward pass
+computes all embeddings without a graph. The backward pass runs the backbone again with a graph for each
+micro-batch (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021). The
+gradients are the same as without micro-batches, except that BatchNorm uses a micro-batch's statistics.
 
-Running a layer a second time does not change BatchNorm's running statistics, or any other state without a
-gradient. They stay as the first pass left them.
+A backbone has statistics: BatchNorm's running statistics, and all other tensors without a gradient. When the
+backward pass runs a layer again, the statistics stay as the forward pass left them.
 
 Try it: train with DataLoader.Train.batch_size=32 and DataLoader.Train.global_batch=64 on one rank, which
 takes two micro-batches per step.
@@ -41,11 +41,11 @@ class MicroBatch(NamedTuple):
     """Samples that the backbone processes together.
 
     Attributes:
-        step: the run's step, from 0.
+        step: number of the step, from 0.
         number: the micro-batch's number in its step, from 0.
-        first: its first sample's number in the global batch.
-        rows: where its samples are among this rank's samples.
-        images: its samples' pixels [n, *shape].
+        first: the first sample's number among all ranks' samples in the step.
+        rows: where the samples are among this rank's samples.
+        images: the samples' pixels [n, *shape].
     """
 
     step: int
@@ -56,14 +56,14 @@ class MicroBatch(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """The next step's images and its micro-batches, whose copies to the device are queued."""
+    """The next step's images, and micro-batches with copies on the device. The copies may still be queued."""
 
     images: np.ndarray
     parts: list[MicroBatch]
 
 
 class Statistics:
-    """A copy of a backbone's statistics. Copying takes one launch per dtype.
+    """A copy of a backbone's statistics. Making the copy starts one operation per dtype on the device.
 
     Attributes:
         copies: the copied numbers, one tensor per dtype.
@@ -78,7 +78,7 @@ class Statistics:
         self.copies = [paddle.concat([flatten(tensor) for tensor in group]) for group in self._groups]
 
     def values(self) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Yield each tensor and its copy."""
+        """Yield each original tensor with its copy."""
         for group, copy in zip(self._groups, self.copies):
             parts = copy.split([tensor.size for tensor in group])
             for tensor, part in zip(group, parts):
@@ -86,7 +86,7 @@ class Statistics:
 
     @paddle.no_grad()
     def restore(self) -> None:
-        """Write the copied numbers back into the tensors."""
+        """Write the copied numbers back into the original tensors."""
         for tensor, value in self.values():
             paddle.assign(value, output=tensor)
 
@@ -99,16 +99,16 @@ class ParallelBackbone:
         preprocessing: turns samples into the backbone's input.
         embedding_size: size D of the embeddings that the backbone must return.
         seed: seed for the random numbers in a forward pass.
-        batch_size: most samples in a micro-batch (two more if only a few samples remain). A
-            rank's samples are split into as few micro-batches as possible, equally large: 48 samples at 32
-            become 24 and 24.
-        shares: step -> each rank's range of samples in the global batch.
-        statistics: tensors that a forward pass may change, see `statistics_of`.
-        recomputed: layers that keep no activations. The backward pass runs them again.
+        batch_size: largest number of samples in a micro-batch. A rank's samples are split into as few
+            micro-batches as possible, with equal sizes: with batch_size 32, 48 samples become 24 and 24. One
+            or two samples above a full micro-batch do not make a micro-batch of their own.
+        shares: function that takes a step, and returns each rank's range of samples in the step.
+        statistics: the backbone's statistics, see `statistics_of`.
+        recomputed: layers that do not keep their activations. The backward pass runs them again.
         frozen_norms: layers that stay in evaluation mode during training.
-        amp: 16-bit type to compute in, see plsc.training.amp. None is float32. The parameters, their
-            gradients and the embeddings that `forward` returns are float32 in any case.
-        loss_scale: scales float16 gradients. None does not.
+        amp: 16-bit dtype to compute in (plsc/training/amp.py), or None to compute in float32. In both cases,
+            the parameters, their gradients and the embeddings that `forward` returns are float32.
+        loss_scale: scales the gradients in the backward pass with float16, otherwise None.
     """
 
     def __init__(
@@ -148,11 +148,12 @@ class ParallelBackbone:
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
 
     def start(self) -> None:
-        """Copy rank 0's parameters to every rank. Every rank calls it, before the first step."""
+        """Copy rank 0's parameters and buffers to every rank. Every rank calls it before the first step."""
         self._model, self._average = distributed.data_parallel(self.backbone, bool(self._recomputed))
 
     def send_ahead(self, images: np.ndarray, step: int) -> None:
-        """Queue copying the next step's images to the device while the device computes this step."""
+        """Queue a copy of the next step's images to the device while it computes this step. On CPUs, do
+        nothing."""
         if takes_device_path():
             self._ahead = _Ahead(images, self._cut(images, step))
 
@@ -161,9 +162,9 @@ class ParallelBackbone:
 
         Args:
             images: samples [B, *shape].
-            step: the run's step, from 0.
+            step: number of the step, from 0.
 
-        Returns the embeddings, float32 [B, D], as a leaf. `backward` takes their gradient.
+        Returns the embeddings, float32 [B, D], as a leaf. Pass their gradient to `backward`.
         """
         ahead, self._ahead = self._ahead, None
         self._parts = ahead.parts if ahead and ahead.images is images else self._cut(images, step)
@@ -180,10 +181,10 @@ class ParallelBackbone:
     def backward(self, grad_BD: paddle.Tensor) -> None:
         """Compute the parameters' gradients and average them over the ranks. Every rank calls it.
 
-        With a loss scale, some gradients may be inf or NaN because the scale is too large.
+        If the loss scale is too large, some gradients are inf or NaN.
 
         Args:
-            grad_BD: gradient of the embeddings that the last `forward` returned.
+            grad_BD: gradient with respect to the embeddings that the last `forward` returned, [B, D].
         """
         out, self._out = self._out, None
         if self.loss_scale:
@@ -191,8 +192,8 @@ class ParallelBackbone:
         runs_again = len(self._parts) > 1 or self._recomputed  # a second run changes the statistics again
         kept = self.copy_statistics() if runs_again else None
         with RecordEvent("backward"):
-            # On devices, the wrapped model averages the accumulated gradients after its own backward
-            # pass. So all micro-batches except the last use the backbone without the wrapper.
+            # On devices, `_model` may wrap the backbone. The wrapper averages the accumulated gradients after
+            # its own backward pass. Therefore only the last micro-batch uses the wrapper.
             for part in self._parts[:-1]:
                 self._backward(self._embed(self.backbone, part), grad_BD, part)
             last = self._parts[-1]
@@ -212,11 +213,11 @@ class ParallelBackbone:
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def weights(self, before: "Statistics") -> list[paddle.Tensor]:
-        """List the parameters and the statistics in `before`. Tensors with whole numbers are not included."""
+        """List the parameters, and the statistics in `before`. Tensors with integers are not included."""
         return [*self._weights, *(copy for copy in before.copies if copy.is_floating_point())]
 
     def not_finite(self, before: "Statistics") -> str:
-        """Return the name for a parameter, or for a statistic in `before`, that is not finite.
+        """Return the name of a parameter, or of a statistic in `before`, that is not finite.
 
         Return "" if all are finite.
         """
@@ -234,7 +235,7 @@ class ParallelBackbone:
         return {"arrays": arrays_on_rank_0(self.backbone.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the arrays. Their names and shapes must be the backbone's."""
+        """Load the arrays. Their names and shapes must be the same as in the backbone."""
         own = self.backbone.state_dict()
         for name, array in state["arrays"].items():
             own[name].set_value(array)
@@ -272,19 +273,20 @@ class ParallelBackbone:
 
     def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
         addressed = self._addresses.use(part.step, part.first, len(part.images))
-        with addressed, autocast(None if on_device() else self._amp):  # for the layers that a CPU recomputes
+        with addressed, autocast(None if on_device() else self._amp):  # for layers that run again on a CPU
             out.backward(grad_BD[part.rows])
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:
-    """Find the layers to recompute. A LayerList stands for the layers in it.
-
-    Raises UserError if a name is not a layer, and if `asked` is True but the backbone declares no layers.
+    """Find the layers whose activations are computed again in the backward pass. If a name belongs to a
+    LayerList, all layers in the list are returned.
 
     Args:
-        asked: Model.recompute: True for the layers that the backbone declares in `recomputed`, or a list with
-            layer names.
-        backbone: the layer that contains them.
+        asked: the setting Model.recompute. True means the layers in the backbone's class attribute
+            `recomputed`. A list contains layer names.
+        backbone: the layer that contains these layers.
+
+    Raises UserError if a name is not a layer, or if `asked` is True but the backbone has no `recomputed`.
     """
     kind = type(backbone).__name__
     children = ", ".join(child for child, _ in backbone.named_children())

@@ -22,7 +22,7 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 
     Args:
         cfg: the run's config.
-        model: Layer to train instead of the config's, or None.
+        model: layer to train instead of the config's backbone, or None.
 
     Returns the dict that `Entry.train` describes.
     """
@@ -33,9 +33,10 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
     except UserError as error:
         if environment.world_size_from_env() == environment.local_size_from_env():
             raise
-        problem = error  # if it concerns this machine alone, the other machines' ranks would wait for it
+        problem = error  # is raised after the ranks have met, so that other machines' ranks do not wait
     output_dir = Path(cfg.Global.output_dir)
-    # The watchdog is the outer block, so that it logs errors after the places are named in them.
+    # `naming_places` adds the file and line to errors. The watchdog is the outer block, so that it logs the
+    # complete errors.
     with watchdog.Watchdog(output_dir, cfg.Global.hang_seconds) as guarded, cfg.naming_places():
         threads = start(cfg.Global, problem or guarded.problem)
         from plsc.distributed.device import explained
@@ -58,7 +59,8 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.step is None:
-            evaluator.evaluate(trainer.step)  # resumed after the last step: metrics.jsonl has its row already
+            # The run was resumed after its last step. metrics.jsonl contains this evaluation already.
+            evaluator.evaluate(trainer.step)
         failures = trainer.failures
         if metrics:
             facts = {"step": trainer.step, "best": trainer.checkpoints.best()}
@@ -83,16 +85,16 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
 def _begin(
     cfg: Config, decided: Any, threads: int, guarded: watchdog.Watchdog, model: Any
 ) -> tuple[Any, Metrics | None]:
-    """Build a Trainer and load the weights that it resumes or starts with. Every rank calls it.
+    """Build a Trainer, and load the weights from which it resumes or starts. Every rank calls it.
 
     Args:
         cfg: the run's config.
-        decided: the Start that all ranks agreed on.
+        decided: the `Start` on which all ranks agreed.
         threads: thread count for this rank's matrix products.
         guarded: the run's watchdog.
-        model: Layer to train instead of the config's, or None.
+        model: layer to train instead of the config's backbone, or None.
 
-    Returns the Trainer, and the metrics, which are None except on rank 0.
+    Returns the Trainer and the Metrics. The Metrics are None except on rank 0.
     """
     from plsc import distributed
     from plsc.distributed.device import on_device
@@ -121,7 +123,7 @@ def _begin(
             initialise_from(found, trainer.backbone, trainer.head, trainer.dataset) if found != path else []
         )
 
-    # A machine may fail to read a checkpoint that the others can read.
+    # One machine may fail to read a checkpoint that the others can read. Then all ranks raise the error.
     notes = distributed.run_on_all_ranks(load_weights)
     metrics = None
     if distributed.rank() == 0:
