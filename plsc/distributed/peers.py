@@ -1,16 +1,17 @@
-"""Meet the other ranks before there is a group, and notice within seconds that one is gone.
+"""Meet the other ranks before Paddle's collectives start, and notice within seconds if a rank is gone.
 
-Each rank holds a TCP connection to rank 0 for the whole run. A thread sends a beat over it every second, and
-rank 0 tells the others which rank it has lost. A killed process is noticed at once, since the kernel closes
-its connections. A stopped process, a dead link or a machine without power is noticed after `silence` seconds.
+Each rank has a TCP connection to rank 0 for the whole run. In both directions, a thread sends a beat (an
+empty line) every second. Rank 0 tells the others which rank it has lost. If a process is killed, its kernel
+closes the connection, and the others notice this at once. A stopped process, a dead link or a machine without
+power is noticed after `silence` seconds without a beat.
 
-Neither other channel can do this. Paddle's key-value store blocks in C++, without a time limit,
-if rank 0's machine is gone. Gloo does not expose its sockets. It gives up after a fixed 30 s, and only
-in a collective, but a rank that waits for another one to save is in none. A socket's state would not help
-either, because a stopped process's kernel still acknowledges what it receives.
+The job's other channels cannot do this. Paddle's key-value store blocks without a time limit if rank 0's
+machine is gone. Gloo notices a lost rank only in a collective, after 30 s, but a rank that waits for another
+rank's save is in no collective. The state of a TCP connection shows nothing if a process is stopped, because
+the kernel still acknowledges what the process receives.
 
-The ranks meet on the job store's port, before that store exists, so no other port has to be open. This
-module does not import Paddle.
+The ranks meet on the port of Paddle's key-value store, before the store starts, so no other port has to be
+open. This module does not import Paddle.
 
 Try it: `kill -STOP` a rank of a training.
 """
@@ -36,30 +37,32 @@ from plsc.distributed.environment import (
 )
 from plsc.errors import UserError
 
-SILENCE = 28.0  # seconds, fewer than Gloo's 30, so that the line names the rank that is gone
+# Seconds without a beat after which a rank is lost. Gloo gives up after 30 s, but does not name the rank.
+SILENCE = 28.0
 HANG_SECONDS = 600.0  # default of Global.hang_seconds, for a rank whose config cannot be read
-_BEAT = 1.0  # seconds
-_REMIND = 30.0  # seconds between two lines about missing ranks
-_LONGEST_HELLO = 1 << 16  # bytes
+_BEAT = 1.0  # seconds between two beats
+_REMIND = 30.0  # seconds between two log lines about missing ranks
+_LONGEST_HELLO = 1 << 16  # largest hello (the line by which a rank introduces itself), in bytes
 _log = logging.getLogger("plsc")
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, or sends no beat."""
+    """Another rank has ended, or sends no beats."""
 
 
 class Peers:
-    """This rank's connections: rank 0 has one to each other rank, and these have one to rank 0.
+    """Watches this rank's connections. Rank 0 has a connection to each other rank. The other ranks have one
+    connection, to rank 0.
 
     Args:
-        connections: rank -> the socket that is connected to it.
+        connections: the connected sockets, by the other rank's number.
         silence: seconds without a beat after which a rank is lost.
     """
 
     def __init__(self, connections: dict[int, socket.socket], silence: float = SILENCE):
         self._sockets = connections
         self._silence = silence
-        self._lost: tuple[str, float] | None = None  # which rank and why, and when to report it
+        self._lost: tuple[str, float] | None = None  # which rank and why, and when to report this
         self._left: str | None = None
         self._quiet: set[int] = set()  # ranks that have announced their end
         self._ended = threading.Event()
@@ -67,28 +70,29 @@ class Peers:
         self._thread.start()
 
     def lost(self) -> str | None:
-        """Describe the first rank that was lost. None if no rank is lost.
+        """Describe the first rank that was lost, or return None.
 
-        A rank whose connection is closed is reported 5 s late. In most cases a collective fails first, and
-        its message contains more.
+        If a connection was closed, its rank is reported 5 s later. In most cases, a collective fails before
+        that, and its message contains more.
         """
         lost = self._lost
         return lost[0] if lost and time.monotonic() >= lost[1] else None
 
     def gone(self) -> str | None:
-        """Describe a rank that will reach no further barrier, because it is lost or has ended."""
+        """Describe a rank that will reach no further barrier, because it is lost or has ended. Return None if
+        there is no such rank."""
         lost = self._lost
         return lost[0] if lost else self._left
 
     def leave(self) -> None:
-        """Announce to the others that this rank ends normally."""
+        """Announce to the other ranks that this rank ends normally, and stop watching."""
         self._ended.set()
         self._tell("left", rank_from_env())
 
     def _run(self) -> None:
         beat = min(_BEAT, self._silence / 4)
         heard = dict.fromkeys(self._sockets, time.monotonic())
-        incomplete = dict.fromkeys(self._sockets, b"")  # the line that each rank has begun
+        incomplete = dict.fromkeys(self._sockets, b"")  # received bytes of a line without its end, by rank
         with selectors.DefaultSelector() as selector:
             for rank, connection in self._sockets.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
@@ -143,8 +147,8 @@ class Peers:
             try:
                 connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError:
-                # The rank is gone, and reading its socket shows that. Or it reads nothing, and is silent
-                # soon.
+                # The rank is gone or reads nothing. `_run` notices this by the closed connection or by the
+                # silence.
                 continue
 
 
@@ -153,28 +157,29 @@ _met = False  # whether `meet` was called
 
 
 def lost() -> str | None:
-    """Describe the first rank that was lost, see `Peers.lost`. None before the ranks have met."""
+    """Describe the first rank that was lost, as `Peers.lost` does. Return None before the ranks have met."""
     return _peers.lost() if _peers else None
 
 
 def gone() -> str | None:
-    """Describe a rank that will reach no further barrier, see `Peers.gone`."""
+    """Describe a rank that will reach no further barrier, as `Peers.gone` does. Return None before the ranks
+    have met."""
     return _peers.gone() if _peers else None
 
 
 def meet(hang_seconds: float, problem: UserError | None = None) -> None:
     """Wait until all ranks have arrived, and watch them from now on. Every rank calls it once.
 
-    A line every 30 s names the missing ranks.
+    Every 30 s, a log line names the missing ranks.
 
     Args:
-        hang_seconds: seconds in which the ranks have to arrive. If it is less than SILENCE, it is also the
-            time without a beat after which a rank is lost. With 0, this rank waits for ever, and loses no
-            rank by silence.
-        problem: a mistake that this rank has found before.
+        hang_seconds: seconds within which all ranks must arrive. 0 means that this rank waits for ever, and
+            that no rank is lost by silence. Otherwise a rank is lost after min(hang_seconds, SILENCE) seconds
+            without a beat.
+        problem: an error that this rank found before, or None.
 
-    Raises UserError on every rank if one has a `problem`. Raises LostRankError if a rank does not arrive, or
-    ends.
+    Raises UserError on every rank if a rank has a `problem`. Raises LostRankError if a rank does not arrive
+    in time, or ends before all have arrived.
     """
     global _peers, _met
     _met = True
@@ -190,10 +195,10 @@ def meet(hang_seconds: float, problem: UserError | None = None) -> None:
 
 
 def tell_other_machines(problem: str) -> None:
-    """Deliver to all ranks a mistake that this rank has found before `meet`, and wait until it is delivered.
+    """Send an error that this rank found before `meet` to all ranks, and wait until it is delivered.
 
-    Otherwise the ranks of other machines would wait for this one. Does nothing after `meet`, or if all ranks
-    are on this machine, whose launcher ends them.
+    Without this call, the ranks on other machines would wait for this rank. The function does nothing after
+    `meet`. It also does nothing if all ranks are on this machine, because the launcher then ends them.
     """
     if not _met and by_paddles_launcher() and world_size_from_env() > local_size_from_env():
         with contextlib.suppress(UserError, LostRankError, OSError):
@@ -201,11 +206,14 @@ def tell_other_machines(problem: str) -> None:
 
 
 def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:
-    """Wait on rank 0 for the others -> their sockets, and the first rank's problem."""
+    """On rank 0, wait until all other ranks are connected.
+
+    Returns their sockets by rank, and the problem on the first rank that has one, or "".
+    """
     missing = set(range(1, world_size_from_env()))
     problems = {0: own_problem}
     sockets: dict[int, socket.socket] = {}
-    wrong = ""  # what is wrong with a rank of another launch
+    wrong = ""  # why a rank does not belong to this launch
     with _listener() as listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         hellos: dict[socket.socket, bytes] = {}
@@ -217,7 +225,7 @@ def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket]
                     hellos[connection] = b""
                     continue
                 connection = key.fileobj
-                if connection in sockets.values():  # the rank waits for an answer, so it can only have ended
+                if connection in sockets.values():  # the rank sends nothing now, so it has ended
                     rank = next(rank for rank, other in sockets.items() if other is connection)
                     raise LostRankError(f"rank {rank} has ended while the ranks were starting")
                 try:
@@ -227,7 +235,7 @@ def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket]
                 hellos[connection] += data
                 hello = _hello_in(hellos[connection])
                 if hello is not None and (wrong := _why_not_of_this_launch(hello, missing)):
-                    sockets[-1] = connection  # it gets the answer, too
+                    sockets[-1] = connection  # this rank gets the answer, too
                     break
                 if hello is not None:
                     missing.remove(hello["rank"])
@@ -250,7 +258,7 @@ def _gather(own_problem: str, patience: float) -> tuple[dict[int, socket.socket]
 
 
 def _listener() -> socket.socket:
-    """Listen on the port of the job's store."""
+    """Listen on the port of Paddle's key-value store."""
     host, port = master_from_env()
     try:
         return socket.create_server(("", port), backlog=1024)
@@ -277,8 +285,8 @@ def _may_become_hello(data: bytes) -> bool:
 
 
 def _hello_in(data: bytes) -> dict | None:
-    """Read the line by which a rank introduces itself. None if it is incomplete, or comes from another
-    program."""
+    """Read the line by which a rank introduces itself. Return None if the line is incomplete, or comes from
+    another program."""
     try:
         hello = json.loads(data) if data.endswith(b"\n") else None
         is_ours = isinstance(hello["plsc"], int) and isinstance(hello["rank"], int)
@@ -288,7 +296,10 @@ def _hello_in(data: bytes) -> dict | None:
 
 
 def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], str]:
-    """Connect to rank 0 and wait until all ranks have arrived -> its socket, and the first rank's problem."""
+    """Connect to rank 0, and wait until all ranks have arrived.
+
+    Returns a dict with rank 0's socket, and the problem on the first rank that has one, or "".
+    """
     host, port = master_from_env()
     hello = {"plsc": world_size_from_env(), "rank": rank_from_env(), "problem": own_problem}
     connection, answer = None, b""
@@ -301,7 +312,7 @@ def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], 
                 connection = socket.create_connection((host, port), timeout=5)
                 connection.sendall(json.dumps(hello).encode() + b"\n")
                 connection.settimeout(0.5)
-            data = connection.recv(1)  # one byte, since Peers reads whatever follows the answer
+            data = connection.recv(1)  # only one byte, because `Peers` must read what follows the answer
         except TimeoutError:
             continue
         except OSError:  # rank 0 does not listen yet
@@ -317,7 +328,10 @@ def _join(own_problem: str, patience: float) -> tuple[dict[int, socket.socket], 
 
 
 def _reminders(patience: float, missing: Iterable[int], where: str = "") -> Iterator[str]:
-    """Yield "", and every 30 s the missing ranks. Raise LostRankError after `patience` seconds."""
+    """Yield a text that names the missing ranks every 30 s, and "" in between.
+
+    Raises LostRankError after `patience` seconds.
+    """
     began = time.monotonic()
     due = _REMIND
     while True:
