@@ -13,7 +13,7 @@ of them:
 A sample's target logit is the logit for its class. Its target cosine is the cosine between its embedding and
 the centre of its class. The logits for all other classes are called its other logits.
 
-The forward pass has these steps:
+The forward pass consists of these operations:
 
 1. Select the step's classes, and find each sample's class among them.
 2. Gather all ranks' embeddings if the classes are sharded.
@@ -86,8 +86,8 @@ class HeadStep:
         spec: margin, scale, sampling and the loss's other properties.
         memory: state that the head keeps between its steps.
         emb_BD: this rank's embeddings, float [B, D].
-        label_N: the labels for all ranks' samples, int64, in host memory, also if the classes are not
-            sharded.
+        label_N: all ranks' labels, int64, in host memory. If the classes are not sharded, `HeadStep` selects
+            this rank's labels.
         number: training step number, which determines which classes are sampled. If it is None, the head is
             only inspected: all classes take part, and the margin's statistics stay unchanged.
         counts: each rank's sample count.

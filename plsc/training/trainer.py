@@ -66,10 +66,10 @@ class Trainer:
         dataset: the loader's data set.
         step: how many steps are finished. Skipped steps are included.
         total_steps: how many steps the run has.
-        skipped: how many steps were skipped because a loss or a gradient was not finite. A step is not
-            counted here if the only reason was a float16 overflow, and the loss scale was halved.
-        failures: one line for each evaluation that failed in this process. `plsc.training.run.train` adds a
-            line if the report fails.
+        skipped: how many steps were skipped because a loss or a gradient was not finite. If a float16
+            overflow halved the loss scale, the step is not counted here.
+        failures: one line each time that an evaluation set failed in this process. `plsc.training.run.train`
+            adds a line if the report fails.
         lr_before: learning rate in the last step before the resume, or None in a new run.
         stopped: name of the signal that stopped the run, or None.
         metrics: the argument of `train`, or None before `train` is called.
@@ -466,7 +466,8 @@ class Trainer:
         self.lr_before = state["lr"]
 
     def resume(self, path: str | Path) -> None:
-        """Load the step, all states and the class centres from a checkpoint by any number of ranks.
+        """Load the step, all states and the class centres from a checkpoint. Any number of ranks may have
+        written it.
 
         Raises UserError if the checkpoint does not belong to this run, or cannot be read.
         """

@@ -1,12 +1,12 @@
 """Define the base classes `Bank` and `Selection`, and draw the initial centres.
 
-A bank stores one rank's shard. A shard is the range of classes whose centres one rank stores. A selection
-represents the rows that take part in one step. The docstring of __init__.py explains more. These letters are
-counts. Shapes and suffixes in names consist of them:
+A rank's shard is the range of classes whose centres this rank stores. A bank stores a row for each class in
+the shard. A selection represents the rows that take part in one step. The docstring of __init__.py explains
+more. These letters are counts. Shapes and suffixes in names consist of them:
 
-    S  classes in the shard, which are the rows in each array of a bank
-    K  rows in a selection (K = S without sampling)
-    P, U  row numbers that a method is given
+    S     classes in the shard, and rows in each array of a bank
+    K     rows in a selection (without sampling, K is S)
+    P, U  row numbers that are passed to a method
 """
 
 from abc import ABC, abstractmethod
@@ -111,7 +111,7 @@ class Bank(ABC):
     Attributes:
         names: names of the values: "centres", and "bias" if there is one.
         shapes: the shape of each value and each moment, by name.
-        updates: how many updates were made since the initial centres, including those before a resume.
+        updates: how many updates were made since the centres were drawn, including those before a resume.
         version: how often the arrays have changed in this process. A `Selection` compares this number with an
             earlier one to detect a change.
         spare_gradients: tensors from earlier steps' gradients, by the value's name. Later steps use their
@@ -272,7 +272,7 @@ class Selection(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_U: paddle.Tensor, part_U: paddle.Tensor) -> None:
-        """Add `part_U` to the gradient with respect to some rows. `set_gradient` was called before.
+        """Add `part_U` to the gradient with respect to some rows. Call `set_gradient` for all rows before.
 
         Args:
             name: "centres" or "bias".
@@ -344,8 +344,8 @@ class Selection(ABC):
             lr: learning rate.
             step: training step number. It determines the random numbers for stochastic rounding.
             norms: two norms over all ranks: the norm of all selected centres together, and the norm of the
-                gradient with respect to them (the square roots of `squares`). Only a rule with `needs_norms`
-                uses them.
+                gradient with respect to these centres. Both are floats or scalars on the device. Only a rule
+                with `needs_norms` uses the norms.
 
         Raises UserError if the bank has changed since the rows were selected, or if `free` was called.
         """
