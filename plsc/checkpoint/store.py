@@ -64,7 +64,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Content:
-    """What one rank writes to a checkpoint. Each rank writes its `rows`. Rank 0 writes all other fields.
+    """What one rank writes to a checkpoint. A rank writes its `rows`, and rank 0 writes all other fields.
 
     Attributes:
         step: how many steps the run has finished.
@@ -75,8 +75,8 @@ class Content:
             arrays are "centres" [S, D], "bias" [S] if the head has a bias, and the arrays of their optimizer,
             such as "momentum" [S, D]. D is the length of a class's row.
         num_classes: class count over all ranks.
-        shard: the classes in `rows`, [start, stop). If `rows` contains all classes on every rank, only rank 0
-            writes its rows.
+        shard: the classes in `rows`, [start, stop). If every rank's `rows` contain all classes, only rank 0
+            writes them.
         config: the config's settings, by section.
         preprocessing: how images are prepared for the network.
         classes: each class's name, or None if the classes have no names.
@@ -339,8 +339,8 @@ def step_of(path: Path) -> int:
 
 
 def newest_below(folder: str) -> str | Path:
-    """Return the newest checkpoint in `folder` or in its subfolder checkpoints, or `folder` if there is none.
-    No checksum is verified."""
+    """Return the newest checkpoint in `folder` or in its subfolder checkpoints. If there are no checkpoints,
+    return `folder`. No checksum is verified."""
     return [folder, *completed(Path(folder)), *completed(Path(folder, "checkpoints"))][-1]
 
 

@@ -1,5 +1,5 @@
-"""Communicate between ranks. Other modules do not call Paddle's collective functions themselves. They call
-this module, and gradients.py to average the backbone's gradients.
+"""Communicate between ranks. Other modules do not call Paddle's collective functions themselves, but call
+this module. To average the backbone's gradients, they call gradients.py.
 
 A rank is a process of the run. W is how many ranks there are. B is how many samples or rows this rank has,
 and N is how many all ranks have. If W is 1, no function communicates. Paddle's collectives use the library
@@ -55,11 +55,15 @@ def init(
             "gpu:1". With "auto", the ranks use the first kind that Paddle supports if each rank has a card.
             They use "cpu" if no rank has a card.
         threads: CPU threads for this rank's matrix products. None leaves the number to Paddle.
-        hang_seconds: seconds within which all ranks must connect. 0 means no limit.
-        problem: an error that this rank found before the call. If there are several ranks, all raise it.
+        hang_seconds: seconds within which all ranks must connect, see `plsc.distributed.peers.meet`. 0 means
+            no limit.
+        problem: an error that this rank found before the call, or None. If there are several ranks, every
+            rank raises UserError with its message.
 
-    Raises UserError on every rank if a rank cannot use the kind that `device` names, or if only some ranks
-    have a card with "auto". Also raises UserError if there are several ranks that no launcher has started.
+    Raises UserError in these cases:
+        - A rank cannot use the device kind that `device` names. With "auto", only some ranks have a card.
+        - There are several ranks, but no launcher has started them.
+
     Raises LostRankError if a rank does not connect in time.
     """
     if not paddle.in_dynamic_mode():
@@ -104,7 +108,7 @@ def _agree_on_kind(device: str) -> str:
     try:
         return devices.decide(device, lacks)
     except UserError:
-        barrier()  # the store ends with rank 0, which must not end before the other ranks have read it
+        barrier()  # rank 0 serves the store, so it must not end before the other ranks have read
         raise
 
 
