@@ -54,7 +54,7 @@ def init(
         device: "auto", "cpu", another device kind that Paddle supports, such as "gpu", or one card, such as
             "gpu:1". With "auto", the ranks use the first kind that Paddle supports if each rank has a card.
             They use "cpu" if no rank has a card.
-        threads: CPU threads for this rank's matrix products. None leaves the number to Paddle.
+        threads: CPU threads for this rank's matrix products. If it is None, Paddle chooses the number.
         hang_seconds: seconds within which all ranks must connect, see `plsc.distributed.peers.meet`. 0 means
             no limit.
         problem: an error that this rank found before the call, or None. If there are several ranks, every
@@ -150,7 +150,8 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
     """Call `function` on rank 0 only. Every rank returns the function's value, or raises its UserError.
 
     Every rank calls `run_on_rank_0`. The value must be small, and pickle must be able to write it. `function`
-    may take minutes, because the other ranks wait in `barrier`.
+    may take minutes, because the other ranks wait in `barrier`. Any exception except UserError is raised on
+    rank 0 only.
     """
     value = None
     problem = None
@@ -227,8 +228,8 @@ def gather_array(x: np.ndarray) -> np.ndarray:
     All axes except the first must agree. B may be 0.
 
     Use this function for large arrays. It sends them in pieces with at most PIECE_BYTES. Therefore no single
-    collective takes long, and a device needs memory for some pieces only. The ranks first wait in `barrier`,
-    so they may call this function minutes apart.
+    collective takes long, and no device holds a whole array. The ranks first wait in `barrier`, so they may
+    call this function minutes apart.
     """
     if world_size() == 1:
         return x
@@ -250,8 +251,8 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
 
 def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddle.Tensor:
-    """Concatenate the ranks' rows in rank order, [B, ...] -> [N, ...]. The result can be differentiated, and
-    has the same bits on every rank.
+    """Concatenate the ranks' rows in rank order, [B, ...] -> [N, ...], with the same bits on every rank.
+    Gradients flow back through this function.
 
     The name comes from PaddlePaddle's earlier program PLSC. In the backward pass, each rank gets the gradient
     with respect to its own rows, summed over the ranks. Every rank must run the forward pass and the backward
@@ -270,8 +271,8 @@ def _c_allgather(x: paddle.Tensor, counts: Sequence[int] | None = None) -> paddl
 
 
 def _c_reducescatter(x: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
-    """Sum `x` over the ranks, and return this rank's rows in the sum: [N, ...] -> [B, ...]. The result can be
-    differentiated.
+    """Sum `x` over the ranks, and return this rank's rows of the sum, [N, ...] -> [B, ...]. Gradients flow
+    back through this function.
 
     The name comes from PaddlePaddle's earlier program PLSC. The backward pass concatenates the ranks'
     gradients. Every rank must run the forward pass and the backward pass.
@@ -341,7 +342,7 @@ def shard_index(label: np.ndarray, start: int, stop: int, ignore: int = -1) -> n
     int64. This function calls no collective.
 
     Paddle's own shard_index assumes that each rank's shard has ceil(C / W) classes, for C classes in all.
-    plsc's shards may have one class fewer if W does not divide C. Paddle's function would then return other
+    In plsc, some shards have one class fewer if W does not divide C. Paddle's function may then return other
     row numbers.
     """
     return np.where((label >= start) & (label < stop), label - start, ignore)

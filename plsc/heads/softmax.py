@@ -118,8 +118,8 @@ class SoftmaxHead:
                 wait for the device.
             number: training step number. The seed and this number determine which classes are sampled, so it
                 is required if `spec.sample_rate` is below 1.
-            counts: each rank's sample count. None gathers these numbers with a collective, and waits
-                for the device.
+            counts: each rank's sample count. If it is None, a collective gathers these numbers, and the host
+                waits for the device.
 
         Raises UserError if the number is missing, if the embeddings have another size, or if a label is not
         in [0, C). The message then names the first sample with such a label.

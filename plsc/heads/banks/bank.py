@@ -143,7 +143,7 @@ class Bank(ABC):
         """Return the `Selection` for one step. The bank does not change.
 
         Args:
-            index_K: row numbers, int64 [K], in ascending order. None selects all rows.
+            index_K: row numbers, int64 [K], in ascending order. If it is None, all rows are selected.
         """
 
     def update_by_kernel(
@@ -154,7 +154,7 @@ class Bank(ABC):
         Args:
             name: name of the value to update, "centres" or "bias".
             arrays: values and moments by name. They are changed in place.
-            index_K: row numbers in `arrays`, int64 [K]. None selects all rows.
+            index_K: row numbers in `arrays`, int64 [K]. If it is None, all rows are selected.
             grad: gradient with respect to these rows, [K, width] or [K].
             update: the learning rate and this update's other numbers.
         """
@@ -203,7 +203,8 @@ class Selection(ABC):
 
     Args:
         bank: bank that stores the rows.
-        index_K: the rows' numbers in the bank, int64 [K], in ascending order. None selects all rows.
+        index_K: the rows' numbers in the bank, int64 [K], in ascending order. If it is None, all rows are
+            selected.
 
     Attributes:
         count: K.

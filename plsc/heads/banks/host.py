@@ -39,9 +39,9 @@ class MemorySelection(Selection):
 
     Args:
         bank: bank that the selection belongs to.
-        index_K: row numbers in the shard, int64 [K], in ascending order. None selects all rows.
+        index_K: row numbers in the shard, int64 [K], in ascending order, or None for all rows.
         arrays: arrays that contain the rows, by name, float32.
-        slots_K: where the selected rows are in these arrays, int64 [K]. None selects all rows.
+        slots_K: where the selected rows are in these arrays, int64 [K], or None for all rows.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ def update_arrays(
     Args:
         bank: bank whose rule is applied.
         arrays: values and moments by name, float32.
-        slots_K: where the rows are in these arrays, int64 [K]. None selects all rows.
+        slots_K: where the rows are in these arrays, int64 [K], or None for all rows.
         gradients: the rows' gradients, by the value's name.
         update: the learning rate and this update's other numbers.
     """

@@ -89,7 +89,7 @@ class OffloadedBank(Bank):
         shard: this rank's classes.
         width: row length of the centres.
         dtype: the storage's dtype, "float32" or "bfloat16".
-        folder: folder for the storage's file. None stores the rows in memory.
+        folder: folder for the storage's file. If it is None, the rows are stored in memory.
         std: the initial centres' standard deviation.
         seed: seed for the initial centres and for stochastic rounding.
         options: `bias` and `rule`, which are passed to `Bank`.
