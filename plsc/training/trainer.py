@@ -232,9 +232,7 @@ class Trainer:
             if summary.bad_weights:
                 self._refuse_weights(f"step {self.step + 1}", before, found=True)
             if summary.bad_head:  # no later step can repair a centre that is not finite
-                number = out.selection.first_not_finite()
-                name = "" if number is None else f"the centre of class {number:,}"
-                refuse_not_finite(f"step {self.step + 1}", name)
+                refuse_not_finite(f"step {self.step + 1}", out.selection.first_not_finite())
             before.restore()
             undo_head()
             self._report_skipped(rate, summary)

@@ -131,3 +131,12 @@ def test_random_orders_of_calls_give_the_plain_numbers():
 @with_kernels
 def test_random_orders_on_two_ranks(tmp_path):
     launch(ROOT / "tests/distributed/run_orders.py", 2, tmp_path, 0, 50)
+
+
+@pytest.mark.parametrize("value, name", [("centres", "centre"), ("bias", "bias")])
+def test_a_value_that_is_not_finite_is_named(value, name):
+    head = make_head(C, D, bias=True, bank="host", seed=1)
+    assert head.bank.select(None).first_not_finite() == ""
+    head.bank.state()[value][1234] = np.nan
+    assert head.bank.select(None).first_not_finite() == f"the {name} of class 1,234"
+    assert head.bank.select(np.array([5, 1234])).first_not_finite() == f"the {name} of class 1,234"

@@ -319,13 +319,11 @@ class Selection(ABC):
         return sums
 
     @paddle.no_grad()
-    def first_not_finite(self) -> int | None:
-        """Return the number of a selected class whose centre or bias is not finite. Return None if all are
-        finite.
+    def first_not_finite(self) -> str:
+        """Return the name of a value that is not finite, such as "the centre of class 12", or "".
 
-        The result is the first class whose centre is not finite. If all centres are finite, it is the first
-        class whose bias is not finite. An element whose square overflows counts as not finite. The host waits
-        for the device.
+        The centres of all selected classes are checked first, then their biases. An element whose square
+        overflows counts as not finite. The host waits for the device.
         """
         for name in self.bank.names:
             for start in range(0, self.count, self.bank.rows_at_once):
@@ -333,8 +331,9 @@ class Selection(ABC):
                 bad = np.flatnonzero(~paddle.isfinite(rows * rows).numpy().reshape(len(rows), -1).all(axis=1))
                 if len(bad):
                     row = start + int(bad[0])
-                    return self.bank.shard.start + (row if self.index_K is None else int(self.index_K[row]))
-        return None
+                    number = self.bank.shard.start + (row if self.index_K is None else self.index_K[row])
+                    return f"the {'centre' if name == 'centres' else name} of class {number:,}"
+        return ""
 
     # -- update
 
