@@ -204,15 +204,15 @@ class PaddleBackend:
     """Computes a step with Paddle's operators, on all N samples and one block of classes at a time.
 
     No decision in Python depends on a value on the device. The host therefore never waits for the device,
-    except if the bank stores its rows in host memory.
+    except if the bank stores its rows in host memory or on the disk.
 
     In each block, the target logits are excluded. Paddle's softmax overwrites the block's logits with its
     result, to save memory. Let rest be 1 - p, where p is the probability for the sample's class. Let q be the
-    share of rest that belongs to the block's classes. The derivative of the loss with respect to an other
-    logit is the softmax times rest q. The derivative with respect to the target logit before the margin is
-    -rest times the margin's slope. Therefore -slope / q is written into the softmax at the target. The factor
-    rest q is one number per sample. It is multiplied with operands and results [N, D] of the matrix products,
-    because the softmax [N, b] is larger. If one block has all classes, q is 1.
+    share of rest that belongs to the block's classes. The derivative of the loss with respect to one of the
+    other logits is the softmax times rest q. The derivative with respect to the target logit before the
+    margin is -rest times the margin's slope. Therefore -slope / q is written into the softmax at the target.
+    The factor rest q is one number per sample. It is multiplied with operands and results [N, D] of the
+    matrix products, because the softmax [N, b] is larger. If one block has all classes, q is 1.
 
     With sub-centres, or if the other logits are changed, `TargetRows` computes the target logits' gradients.
 
@@ -260,7 +260,7 @@ class PaddleBackend:
             self.plain_N = self._compare_targets(x_ND)
         keeps = fits and spec.sub_centres == 1
         self._kept: list[tuple[Block, paddle.Tensor]] | None = [] if keeps else None
-        # M_b [N] and R_b [N] of each block.
+        # For each block: the maximum [N], and the sum of exponentials [N], over the other logits.
         self._maxima_and_sums: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         self._x_ND = rounded(scaled_ND, logits_dtype(spec, spec.compute_dtype))
 
@@ -269,7 +269,7 @@ class PaddleBackend:
 
     def _compare_targets(self, x_ND: paddle.Tensor) -> paddle.Tensor:
         """Compute each sample's similarity with its own class, float32 [N]."""
-        if self._first:  # its rows have length 1 already
+        if self._first:  # the block has normalised these rows already
             rows_ND = paddle.gather(self._first.centres.values, self._column_N)
         else:
             rows_ND = self.selection.gather("centres", self._column_N)
