@@ -253,17 +253,19 @@ class Trainer:
         """Gather what each rank knows about a step after the backward pass, and copy the result to the host.
         Every rank calls it.
 
-        In a step, the host waits for the device only here, with two exceptions. In the first step of an epoch
-        or of a resumed run, the host also waits for the labels. If the class centres are not stored on the
-        device, the host also waits for the centres that the step uses.
+        `train_step` waits for the device only here, with two exceptions. In the first step of an epoch or of
+        a resumed run, it also waits for the labels. If the class centres are not stored on the device, it
+        also waits for the centres that the step uses. After `train_step`, `_log` waits for the parts' losses
+        and numbers when a line is due.
 
         Collectives: one all_gather. Each rank sends nine numbers and its labels for the next step.
 
         Args:
             emb_BD: this rank's embeddings, float32, with their gradient.
             out: the head's output for this step.
-            before: copy of the backbone's running statistics before the step. The statistics after the step
-                are not checked, because a bad batch may have made them non-finite.
+            before: copy of the backbone's running statistics before the step. This copy is checked, and not
+                the statistics that the step has changed. If a bad batch has made those non-finite, the step
+                is skipped, and the copy replaces them.
         """
         # The loss is copied, because `nonfinite` may overwrite numbers that are not finite.
         of_head = [out.loss.detach().clone().reshape([1])]
@@ -310,8 +312,9 @@ class Trainer:
         Args:
             when: beginning of the error message, such as "after step 7".
             before: copy of the running statistics to check.
-            found: whether `_summarise_step` has found a weight that is not finite. The check may have made
-                the weight finite. The error is then raised without the weight's name.
+            found: whether `_summarise_step` has found a weight or a statistic that is not finite. Its call of
+                `nonfinite` may have overwritten this number with a finite one. In this case, no rank can find
+                the number again, and the error says "a weight" instead of its name.
         """
         name = self.network.not_finite(before)
         if found and not any(distributed.gather_counts(bool(name))):
