@@ -102,11 +102,14 @@ def _device_product(a, b, transpose_a, transpose_b) -> paddle.Tensor:
 class Vectors:
     """Normalises embeddings or class centres, and computes the gradient with respect to the original vectors.
 
-    Compiled kernels and Paddle's operators follow the same rules. If the squared norm of a vector is below
-    the smallest normal float32 number (norm below 1.1e-19), the result and the gradient are zero. If the
-    squared norm overflows (norm above 1.8e19), the logits are NaN, and the step is skipped. Paddle's
-    operators add 1.2e-38 to the squared norm. For a vector with norm 1e-16, the result's norm is therefore
-    1 - 1e-6.
+    Vectors with extreme norms are special cases. If a squared norm is below the smallest normal float32
+    number (norm below 1.1e-19), the gradient is zero. If a squared norm overflows (norm above 1.8e19), the
+    logits are NaN, and the step is skipped.
+
+    Compiled kernels and Paddle's operators differ in one point. If a squared norm is below the smallest
+    normal number, the kernels return a zero vector. Paddle's operators add 1.2e-38 to each squared norm. For
+    such a vector, they return a vector with a norm below 1. For a vector with norm 1e-16, they return a
+    vector with norm 1 - 1e-6.
 
     Args:
         given: original vectors, float32 [n, D].
