@@ -1,6 +1,7 @@
 """Compute softmax cross entropy over classes that are divided among the ranks, with or without a margin.
 
-These letters are counts. Shapes and suffixes in names consist of them:
+Each letter below stands for a count. The letters appear in shapes, such as [B, D], and at the end of names.
+For example, `emb_BD` is a tensor with the shape [B, D].
 
     B  samples on this rank
     N  samples on all ranks

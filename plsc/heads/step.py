@@ -1,7 +1,7 @@
 """Run the forward and backward pass of the softmax head for one training step.
 
-softmax.py's docstring explains the method. These letters are counts. Shapes and suffixes in names consist
-of them:
+softmax.py's docstring explains the method. Each letter below stands for a count. The letters appear in
+shapes, such as [B, D], and at the end of names. For example, `emb_BD` is a tensor with the shape [B, D].
 
     B  samples on this rank
     N  samples that this rank processes: all ranks' samples if the classes are sharded, otherwise its own
@@ -90,7 +90,7 @@ class HeadStep:
             this rank's labels.
         number: training step number, which determines which classes are sampled. If it is None, the head is
             only inspected: all classes take part, and the margin's statistics stay unchanged.
-        counts: each rank's sample count.
+        counts: how many samples each rank has, in rank order.
 
     Attributes that `forward` sets for `backward`:
         selection: the rows in this rank's shard that take part in the step.
@@ -228,11 +228,14 @@ class HeadStep:
     def _share_targets(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Give the target cosines for all N samples to every rank, if the margin changes the other logits.
 
-        Returns the target cosines before and after the margin is applied, each [N, 1], or None if the margin
-        does not change the other logits.
+        Returns two tensors [N, 1]: the target cosines before the margin is applied, and the target cosines
+        after it is applied. If the margin does not change the other logits, returns None.
 
-        Collectives, if the margin changes the other logits: one all_reduce SUM of [2, N] if the classes are
-        sharded. Otherwise the one in `gather_all`, unless the head is only inspected.
+        Collectives:
+            - none if the margin does not change the other logits.
+            - one all_reduce SUM of [2, N] if the margin changes them, and the classes are sharded.
+            - one all_gather of [N] (in `gather_all`) if the margin changes them, and the classes are not
+              sharded. There is no such collective if the head is only inspected.
         """
         if not (self.margin and self.margin.others):
             return None
@@ -297,8 +300,11 @@ class HeadStep:
         Args:
             grad: gradient with respect to the loss, scalar.
 
-        Raises UserError on a second call, if the centres have changed since `forward`, or if no `update` has
-        used the gradients of an earlier backward pass.
+        Raises UserError in these cases:
+            - This method was called before.
+            - The centres have changed since `forward`.
+            - The gradients from an earlier step's backward pass are still stored. Neither `update` has used
+              them, nor has `clear_gradients` dropped them.
         """
         if self._is_over:
             raise UserError("a head's step has one backward pass; call the head again for another one")
@@ -356,8 +362,9 @@ class HeadStep:
                 depend on the embeddings' norms, `grad_BD` has one more column. This column times the scale is
                 the gradient with respect to the norms.
             penalty_N: derivative of the margin's penalty with respect to the norm [N], or None.
-            factor: number that `grad_BD` and `penalty_N` still lack. This method multiplies both by `factor`
-                and by W. It also multiplies `grad_BD` by the scale.
+            factor: the gradient with respect to the loss, divided by the number of samples. If `grad_BD` and
+                `penalty_N` contain this factor already, `factor` is 1. This method multiplies both by
+                `factor` and by W. It also multiplies `grad_BD` by the scale.
         """
         cosine_factor = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:

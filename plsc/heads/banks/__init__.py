@@ -1,7 +1,8 @@
 """Store the class centres of a shard with the state of their optimizer, and update them.
 
-A shard is the range of classes whose centres one rank stores. These letters are counts. Shapes and suffixes
-in names consist of them:
+A shard is the range of classes whose centres one rank stores. Each letter below stands for a count. The
+letters appear in shapes, such as [K, D], and at the end of names. For example, `index_K` is an array with the
+shape [K].
 
     S  classes in the shard
     K  classes that are selected for the step (K = S without sampling)

@@ -2,11 +2,12 @@
 
 A rank's shard is the range of classes whose centres this rank stores. A bank stores a row for each class in
 the shard. A selection represents the rows that take part in one step. The docstring of __init__.py explains
-more. These letters are counts. Shapes and suffixes in names consist of them:
+more. Each letter below stands for a count. The letters appear in shapes, such as [K, width], and at the end
+of names. For example, `index_K` is an array with the shape [K].
 
-    S     classes in the shard, and rows in each array of a bank
-    K     rows in a selection (without sampling, K is S)
-    P, U  row numbers that are passed to a method
+    S     how many classes the shard has. Each array of a bank has a row for each of them
+    K     how many rows a selection has (without sampling, K is S)
+    P, U  how many row numbers a caller passes to a method
 """
 
 from abc import ABC, abstractmethod
@@ -179,7 +180,8 @@ class Bank(ABC):
         """Overwrite the bank's rows from row `start` on.
 
         The new rows may come from the `state()` of another kind of bank, or of a bank with another shard.
-        `rows` need not contain all arrays. In a new bank, the moments that it does not contain are 0.
+        `rows` need not contain all arrays. A moment that `rows` does not contain keeps its numbers, which are
+        0 in a new bank.
 
         Args:
             start: first row to overwrite.
