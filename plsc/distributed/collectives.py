@@ -1,13 +1,14 @@
 """Communicate between ranks. Other modules do not call Paddle's collective functions themselves, but call
 this module. To average the backbone's gradients, they call gradients.py.
 
-A rank is a process of the run. W is how many ranks there are. B is how many samples or rows this rank has,
-and N is how many all ranks have. If W is 1, no function communicates. Paddle's collectives use the library
-Gloo on CPUs, and the vendor's library, such as NCCL, on other devices.
+A rank is a process of the run. W is the number of ranks. B is the number of samples or rows on this rank, and
+N is the number on all ranks together. If W is 1, no function communicates. Paddle's collectives use the
+library Gloo on CPUs, and the vendor's library, such as NCCL, on other devices.
 
-Loss convention: the loss is the mean over all N samples. `data_parallel` in gradients.py averages the
-backbone's gradients over the ranks. Therefore code that passes a gradient to the backbone multiplies the
-gradient by W. The average is then the sum over the ranks, which is the gradient of the mean loss.
+Loss convention: the loss is the mean over all N samples, so its gradient is the sum of the ranks' gradients.
+`data_parallel` in gradients.py does not compute this sum, but averages the backbone's gradients over the
+ranks. Therefore code that passes a gradient to the backbone first multiplies the gradient by W. The average
+of the multiplied gradients equals the sum of the original ones.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -58,13 +59,19 @@ def init(
         hang_seconds: seconds within which all ranks must connect, see `plsc.distributed.peers.meet`. 0 means
             no limit.
         problem: an error that this rank found before the call, or None. If there are several ranks, every
-            rank raises UserError with its message.
+            rank raises UserError with the error's message.
 
     Raises UserError in these cases:
-        - A rank cannot use the device kind that `device` names. With "auto", only some ranks have a card.
-        - There are several ranks, but no launcher has started them.
+        - A rank has a `problem`.
+        - `device` names a kind or a card that a rank cannot use.
+        - `device` is "auto", and some ranks have a card, but not all.
+        - The environment variables from the launcher are missing or contradict each other.
+        - Two ranks have the same number, or the ranks belong to different launches.
+        - Rank 0 cannot listen on the port of the key-value store.
+        - A rank has no network interface through which the other machines can reach it, or
+          GLOO_SOCKET_IFNAME names an interface that does not exist.
 
-    Raises LostRankError if a rank does not connect in time.
+    Raises LostRankError if a rank does not connect in time, or ends before all ranks have connected.
     """
     if not paddle.in_dynamic_mode():
         # If another thread imported Paddle, this thread is in static mode, and would compute nothing.
@@ -115,7 +122,8 @@ def _agree_on_kind(device: str) -> str:
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """Reduce `x` over the ranks in place, and return it. op: "sum" or "max".
 
-    With Gloo, "max" ignores a NaN, except on rank 0. Use "sum" to find out whether any rank has a NaN.
+    With Gloo, "max" keeps a NaN from rank 0, and ignores a NaN from any other rank. To find out whether any
+    rank has a NaN, use "sum".
     """
     assert x.is_contiguous(), "Paddle 2.6 ignores strides and would reduce the wrong elements"
     if world_size() > 1:
