@@ -285,10 +285,10 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
 def best(root: Path) -> Path | None:
     """Return the checkpoint in `root` with the best evaluation, or None if none has been evaluated.
 
-    If several checkpoints have the best value, the oldest of them is returned. An evaluation is compared only
-    if it is like the newest evaluation (`Evaluation.is_like`). Other evaluations used, for example, other
-    images, so their values cannot be compared with the newest one's. The function never returns a checkpoint
-    that was deleted or set aside, because it reads only the folders that `completed` lists.
+    If several checkpoints have the best value, the oldest of them is returned. An evaluation counts
+    only if it is like the newest one (`Evaluation.is_like`). An evaluation that was made with other images,
+    for example, is not like it, and the two values cannot be compared. The function never returns a
+    checkpoint that was deleted or set aside, because it reads only the folders that `completed` lists.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -389,7 +389,8 @@ def prune(root: Path, keep: int) -> list[Path]:
         if path == kept:
             continue
         with contextlib.suppress(OSError):  # for example, another host is reading it
-            # Under this name, the folder does not look complete, even if the process is killed now.
+            # The folder gets a name that `completed` does not list. If the process is killed during the
+            # deletion, the remaining files are therefore not mistaken for a checkpoint.
             tmp = path.rename(_beside(path, "tmp"))
             deleted.append(path)
             sync_folder(tmp.parent)
