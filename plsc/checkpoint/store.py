@@ -1,7 +1,7 @@
 """Save and find checkpoints.
 
 A checkpoint is a folder for one step. It is written under a temporary name and renamed when it is complete.
-A run on any number of ranks can read the checkpoint of a run on any other number.
+A run can also read a checkpoint that was written by a run with another number of ranks.
 
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
@@ -254,8 +254,9 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
 
     Args:
         root: the folder with the run's checkpoints.
-        which: "newest" or "best" to choose from `root`. Otherwise one checkpoint's folder, or a folder with
-            several checkpoints, or a run's folder. The newest checkpoint in such a folder is chosen.
+        which: "newest" or "best", which selects a checkpoint in `root`. Any other value is the path of a
+            checkpoint's folder, of a folder with checkpoints, or of a run's folder. If the folder contains
+            several checkpoints, the newest one is selected.
         rename: whether to rename unusable checkpoints in `root` to step-XXXXXXXX.bad. They are never deleted.
             A run that will write to `root` passes True.
 

@@ -195,7 +195,7 @@ class HeadStep:
             self.selection.prefetch(self.memory.drawing.following())
             column_P = np.searchsorted(index_K, class_P)
         # A backend processes a block of neighbouring classes at a time. The samples are sorted by class, so
-        # that the samples of a block are neighbours, too.
+        # that the samples whose classes are in the same block are neighbours, too.
         order = np.argsort(column_P, kind="stable")
         owned_N = to_device((local_N >= 0).astype(np.float32)) if len(sample_P) < len(local_N) else None
         return TargetPositions(sample_P[order], column_P[order], owned_N)

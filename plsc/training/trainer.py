@@ -8,7 +8,7 @@ A resumed run reads three things from a checkpoint: the number of finished steps
 `Trainer.stateful`, and the class centres. The learning rate depends only on the step, the data order only on
 the seed and the epoch, and dropout only on the seed, the step, the layer and the sample.
 
-plsc/training/build.py makes a Trainer from a config. A user adds code to the training by a Part (part.py).
+plsc/training/build.py makes a Trainer from a config. A Part (part.py) adds a user's code to the training.
 
 Try it: `build_trainer(load("configs/")).train(metrics=None)`, after `distributed.init`.
 """
@@ -382,7 +382,7 @@ class Trainer:
         """After a step, write a checkpoint if one is due, and evaluate if an evaluation is due.
 
         A checkpoint is due after an epoch, at the run's end, every Checkpoint.every_steps steps, and before
-        each evaluation. If the evaluation fails, no step is lost.
+        each evaluation. Therefore no step is lost if an evaluation fails.
 
         A signal also stops the run if it arrives during the save or during the evaluation.
 

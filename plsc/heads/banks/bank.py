@@ -113,8 +113,8 @@ class Bank(ABC):
         names: names of the values: "centres", and "bias" if there is one.
         shapes: the shape of each value and each moment, by name.
         updates: how many updates were made since the centres were drawn, including those before a resume.
-        version: how often the arrays have changed in this process. A `Selection` compares this number with an
-            earlier one to detect a change.
+        version: how often the arrays have changed in this process. A `Selection` stores the bank's version
+            when it is made. If the bank's version differs later, the arrays have changed.
         spare_gradients: tensors from earlier steps' gradients, by the value's name. Later steps use their
             memory again, because allocating new memory takes longer than computing the gradients.
     """
@@ -257,8 +257,9 @@ class Selection(ABC):
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
         """Return rows from the value `name` in host memory, for a kernel to read.
 
-        Returns None if the bank has no rows in host memory. Otherwise returns an array with rows, and the
-        selected rows' numbers in this array, int64 [K]. The numbers are None if all rows are selected.
+        If the bank has no rows in host memory, returns None. Otherwise returns two results: an array that
+        contains the selected rows, and their numbers in this array, int64 [K]. If all rows in the array are
+        selected, the second result is None.
         """
 
     # -- gradients
