@@ -11,7 +11,7 @@ import numpy as np
 
 from plsc.errors import UserError
 
-QUERIES, GALLERY = 1024, 4096  # rows per block, whose similarities take 16 MB
+QUERIES, GALLERY = 512, 4096  # rows per block, whose similarities take 8 MB
 _ALIKE = 1e-6  # largest difference that counts as float32 rounding
 # The order in which BLAS sums products depends on the matrix's shape, and it differs for rows beyond a
 # multiple of BLAS's tile. Equal rows would then have similarities that differ in the last bit, and the order
