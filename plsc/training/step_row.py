@@ -3,7 +3,7 @@
 A step has one all_gather after its backward pass, and the host waits for the device only there
 (`Trainer._summarise_step` lists the exceptions). All that the ranks must agree on is therefore in one row:
 
-    [bad_weights, bad_backbone, bad_head, loss, accuracy, alike, waited, signal, replaced, label, label, ...]
+    [bad_before_step, bad_backbone, bad_loss, loss, accuracy, alike, waited, signal, replaced, label, ...]
 
 The numbers are float64, which represents a float32, a flag, a count, and a label below 2**53 exactly.
 """
@@ -24,12 +24,14 @@ class StepSummary(NamedTuple):
     """What all ranks know about a step, the same on every rank.
 
     Attributes:
-        bad_weights: whether a parameter or a running statistic in the backbone was not finite before the step
-            on some rank. ReLU and max-pooling turn a weight's NaN into numbers with the gradient 0, so
-            the gradients do not show the NaN.
+        bad_before_step: whether, on some rank, a parameter or a running statistic in the backbone was not
+            finite before the step. The run then ends. Statistics that this step has changed do not count.
+            ReLU and max-pooling turn a weight's NaN into numbers with the gradient 0, so the gradients do not
+            show the NaN.
         bad_backbone: whether a gradient with respect to the backbone's parameters is not finite on some rank.
-        bad_head: whether, on some rank, the head's loss, or its gradient with respect to embeddings or
-            centres, is not finite.
+        bad_loss: whether, on some rank, the head's loss is not finite, or a gradient with respect to
+            embeddings or centres. The embeddings' gradient is that of the sum of the head's loss and the
+            parts' losses.
         loss: mean loss over all ranks' samples.
         accuracy: top-1 accuracy over all ranks' samples.
         alike: whether, on every rank, all samples have the same embedding. It is computed only in steps that
@@ -40,9 +42,9 @@ class StepSummary(NamedTuple):
         label_N: every rank's labels in the next step, int64, or None at an epoch's end.
     """
 
-    bad_weights: bool
+    bad_before_step: bool
     bad_backbone: bool
-    bad_head: bool
+    bad_loss: bool
     loss: float
     accuracy: float
     alike: bool
@@ -54,22 +56,22 @@ class StepSummary(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether none of the three flags is set, so that the step can be taken."""
-        return not (self.bad_weights or self.bad_backbone or self.bad_head)
+        return not (self.bad_before_step or self.bad_backbone or self.bad_loss)
 
 
 class StepRow(NamedTuple):
     """What one rank knows about a step after its backward pass. `StepSummary` explains the fields.
 
     Attributes:
-        bad_weights, bad_backbone, bad_head, alike: bool [1], on the device.
+        bad_before_step, bad_backbone, bad_loss, alike: bool [1], on the device.
         loss, accuracy: one number each, on the device, the same on every rank.
         waited, signal, replaced: this rank's values, on the host.
         label_B: this rank's labels in the next step, int64 [B]. It is empty at an epoch's end.
     """
 
-    bad_weights: paddle.Tensor
+    bad_before_step: paddle.Tensor
     bad_backbone: paddle.Tensor
-    bad_head: paddle.Tensor
+    bad_loss: paddle.Tensor
     loss: paddle.Tensor
     accuracy: paddle.Tensor
     alike: paddle.Tensor
@@ -84,7 +86,8 @@ class StepRow(NamedTuple):
 
         most: largest number of samples on any rank in the next step. Zeros fill the row of a rank with fewer.
         """
-        on_device = (self.bad_weights, self.bad_backbone, self.bad_head, self.loss, self.accuracy, self.alike)
+        flags = (self.bad_before_step, self.bad_backbone, self.bad_loss)
+        on_device = (*flags, self.loss, self.accuracy, self.alike)
         numbers = [flatten(tensor.detach().astype("float64")) for tensor in on_device]
         of_host = np.zeros(_NUMBERS - len(numbers) + most)
         of_host[:3] = self.waited, self.signal, self.replaced
@@ -99,16 +102,16 @@ def unpack(rows_WF: np.ndarray, counts: Sequence[int]) -> StepSummary:
         rows_WF: the rows that `StepRow.pack` made, in rank order, float64 [W, 9 + most].
         counts: how many samples each rank has in the next step. It is empty at an epoch's end.
     """
-    bad_weights_W, bad_backbone_W, bad_head_W, loss_W, accuracy_W, *of_host = rows_WF[:, :_NUMBERS].T
+    bad_before_step_W, bad_backbone_W, bad_loss_W, loss_W, accuracy_W, *of_host = rows_WF[:, :_NUMBERS].T
     alike_W, waited_W, signal_W, replaced_W = of_host
     label_N = None
     if counts:
         labels = [label_B[:count] for label_B, count in zip(rows_WF[:, _NUMBERS:], counts)]
         label_N = np.concatenate(labels).astype(np.int64)
     return StepSummary(
-        bad_weights=bad_weights_W.any().item(),
+        bad_before_step=bad_before_step_W.any().item(),
         bad_backbone=bad_backbone_W.any().item(),
-        bad_head=bad_head_W.any().item(),
+        bad_loss=bad_loss_W.any().item(),
         loss=loss_W[0].item(),
         accuracy=accuracy_W[0].item(),
         alike=alike_W.all().item(),

@@ -4,9 +4,9 @@ A step runs these operations in this order:
 
     backbone -> head (computes the loss) -> backward -> summary (shows whether to skip the step) -> update
 
-A resumed run reads three things from a checkpoint: the number of finished steps, the states in
-`Trainer.stateful`, and the class centres. The learning rate depends only on the step, the data order only on
-the seed and the epoch, and dropout only on the seed, the step, the layer and the sample.
+A resumed run takes from a checkpoint: the number of finished steps, the states in `Trainer.stateful`, the
+class rows (centres, biases, their optimizer's arrays), and the last evaluation's threshold. The learning rate
+depends only on the step, the data order on seed and epoch, dropout on seed, step, layer and sample.
 
 plsc/training/build.py makes a Trainer from a config. A Part (part.py) adds a user's code to the training.
 
@@ -135,15 +135,13 @@ class Trainer:
     # -- the loop
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train until the run's end, or until a signal asks the run to stop. Every rank calls it.
+        """Train until the run's end, or until a signal asks the run to stop. Every rank calls it. After a
+        signal, the ranks save the last finished step, unless its checkpoint exists already.
 
-        After a signal, the ranks save the last finished step, unless its checkpoint exists already.
+        metrics: writes metrics.jsonl on rank 0. It is None on the other ranks.
 
         Raises UserError if every step was skipped, and in the cases that `train_step` lists. Raises SaveError
         if the run's last checkpoint cannot be written.
-
-        Args:
-            metrics: writes metrics.jsonl on rank 0. It is None on the other ranks.
         """
         self.metrics = metrics
         self.loader.probe()
@@ -189,15 +187,18 @@ class Trainer:
     def train_step(self, batch: Batch) -> tuple[StepSummary, dict[str, paddle.Tensor]]:
         """Take one training step on this rank's batch. Every rank calls it.
 
-        If the head's loss or a gradient is not finite, the step is skipped. The weights, the class centres
-        and the running statistics then keep their values.
+        If the head's loss or a gradient is not finite on any rank, all ranks skip the step. Weights, centres,
+        and the statistics of the backbone and the margin then keep the values from before the step. No part's
+        `before_update` or `update` is called. `step` increases, so the batch is not repeated.
 
         Returns the step's summary, which is the same on every rank, and the parts' losses by name.
 
         Raises UserError in these cases:
             - A label is not the number of a class, or too many images in this epoch cannot be decoded.
             - The backbone or a part does not return what it must return.
-            - A weight or a class centre is not finite, or Global.max_skipped steps in a row were skipped.
+            - A weight or a running statistic was not finite before the step.
+            - `StepSummary.bad_loss` is set, and a selected class centre is not finite.
+            - Global.max_skipped steps in a row were skipped, see `_report_skipped`.
         """
         before, undo_head = self.network.copy_statistics(), self.head.prepare_undo()
         label_N = self._label_N_of.pop(batch.step, None)  # from the previous step's summary
@@ -229,14 +230,14 @@ class Trainer:
             for part in self.parts:
                 part.update(self)
         else:
-            if summary.bad_weights:
+            if summary.bad_before_step:
                 self._refuse_weights(f"step {self.step + 1}", before, found=True)
-            if summary.bad_head:  # no later step can repair a centre that is not finite
+            if summary.bad_loss:  # no later step can repair a centre that is not finite
                 refuse_not_finite(f"step {self.step + 1}", out.selection.first_not_finite())
             before.restore()
             undo_head()
             self._report_skipped(rate, summary)
-        finite = not (summary.bad_backbone or summary.bad_head)
+        finite = not (summary.bad_backbone or summary.bad_loss)
         if finite and summary.alike and not self._said_alike:
             self._said_alike = True
             warn_on_rank_0(
@@ -263,9 +264,8 @@ class Trainer:
         Args:
             emb_BD: this rank's embeddings, float32, with their gradient.
             out: the head's output for this step.
-            before: copy of the backbone's running statistics before the step. This copy is checked, and not
-                the statistics that the step has changed. If a bad batch has made those non-finite, the step
-                is skipped, and the copy replaces them.
+            before: copy of the backbone's running statistics before the step. A number in it that is not
+                finite ends the run. The statistics after the step are not checked.
         """
         # The loss is copied, because `nonfinite` may overwrite numbers that are not finite.
         of_head = [out.loss.detach().clone().reshape([1])]
@@ -295,8 +295,8 @@ class Trainer:
     def _alike(self, emb_BD: paddle.Tensor) -> paddle.Tensor:
         """Return whether this rank's embeddings are all equal, except for rounding: bool [1], on the device.
 
-        The result is False without a check in three cases: the step's number is not a multiple of
-        Global.log_every, the warning about equal embeddings was already given, or this rank has one sample.
+        The result is False without a check if the step's number is not a multiple of Global.log_every, if the
+        warning about equal embeddings was already given, or if this rank has one sample.
         """
         if (self.step + 1) % self.cfg.Global.log_every or self._said_alike or len(emb_BD) < 2:
             return paddle.zeros([1], "bool")
@@ -312,9 +312,8 @@ class Trainer:
         Args:
             when: beginning of the error message, such as "after step 7".
             before: copy of the running statistics to check.
-            found: whether `_summarise_step` has found a weight or a statistic that is not finite. Its call of
-                `nonfinite` may have overwritten this number with a finite one. In this case, no rank can find
-                the number again, and the error says "a weight" instead of its name.
+            found: whether `_summarise_step` has found such a number. Its call of `nonfinite` may have made it
+                finite. If no rank finds it again, the error says "a weight" instead of its name.
         """
         name = self.network.not_finite(before)
         if found and not any(distributed.gather_counts(bool(name))):
@@ -322,11 +321,11 @@ class Trainer:
         refuse_not_finite(when, f"{name} of the backbone" if name else "")
 
     def _report_skipped(self, rate: float, summary: StepSummary) -> None:
-        """Log why a step was skipped. If float16 gradients overflowed, halve the loss scale, and do not count
-        the step. Raises UserError if Global.max_skipped steps in a row were counted."""
+        """Log why a step was skipped. If float16 gradients overflowed, and the loss scale can be halved,
+        halve it. Otherwise count the step. Raises UserError if max_skipped steps in a row were counted."""
         number = self.step + 1
         scale = self.network.loss_scale
-        if scale and not summary.bad_head and scale.halve():
+        if scale and not summary.bad_loss and scale.halve():
             get_logger().info(
                 f"step {number}: the backbone's gradients overflowed in float16; step skipped, loss scale "
                 f"{scale.scale:g} from here on"
@@ -336,8 +335,8 @@ class Trainer:
         self._skipped_in_a_row += 1
         most = self.cfg.Global.max_skipped
         what = (
-            "the head's loss, or its gradient with respect to the embeddings or the class centres,"
-            if summary.bad_head
+            "the head's loss, or a gradient with respect to the embeddings or the class centres,"
+            if summary.bad_loss
             else "a gradient of the backbone"
         )
         line = f"step {number}: {what} is not finite (learning rate {rate:.4g})"
@@ -404,8 +403,8 @@ class Trainer:
                 self._evaluate()
 
     def _evaluate(self) -> None:
-        """Evaluate, and write the result next to the checkpoint. If a signal arrives, end the evaluation
-        and set `stopped`."""
+        """Evaluate, and write the result into the checkpoint's folder. If a signal arrives, end the
+        evaluation and set `stopped`."""
         ended = self.evaluator.evaluate(self.step, self.epoch, self.metrics)
         for line in self.evaluator.failures:
             self.failures.append(f"evaluation at step {self.step:,}: {line}")
@@ -446,8 +445,8 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of skipped steps, the last step's learning rate, and the settings that `resume`
-        compares with the resumed run's settings."""
+        """Return the number of skipped steps, the last step's learning rate, and the settings that
+        `refuse_other_run` compares. Another seed or steps_per_epoch causes only a warning."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
@@ -470,7 +469,8 @@ class Trainer:
         """Load the step, all states and the class centres from a checkpoint. Any number of ranks may have
         written it.
 
-        Raises UserError if the checkpoint does not belong to this run, or cannot be read.
+        Raises UserError if the checkpoint cannot be read, or if `check_matches`, `refuse_other_run` or
+        `load_rows` finds that it does not belong to this run.
         """
         saved = Checkpoint.open(path, verify=False)  # store.find has verified it
         saved.check_matches(

@@ -56,7 +56,7 @@ trainer.train(None)
 assert (trainer.skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
 assert (
-    "step 2: the head's loss, or its gradient with respect to the embeddings or the class centres, is not"
+    "step 2: the head's loss, or a gradient with respect to the embeddings or the class centres, is not"
 ) in lines[0][0] and not any(lines[1:]), lines
 
 # A float16 overflow on one rank: all skip the step and halve the scale, and the step leaves no other trace.

@@ -54,6 +54,7 @@ def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_pat
 
     def step():
         trainer.backbone.clear_gradients()
+        trainer.head.clear_gradients()
         emb_BD = trainer.network.forward(images, 0)
         extra = (label_B.astype("float32") * emb_BD.square().mean(axis=1)).mean()
         (trainer.head(emb_BD, label_B).loss + extra).backward()
@@ -81,6 +82,6 @@ def test_a_step_that_it_spoils_changes_nothing_and_names_it(
     )
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
     assert (
-        "step 3: the head's loss, or its gradient with respect to the embeddings or the class centres, is "
+        "step 3: the head's loss, or a gradient with respect to the embeddings or the class centres, is "
         "not finite (" in capsys.readouterr().out
     )

@@ -21,8 +21,8 @@ from tests.helpers.tiny_runs import (
 
 WHAT = {
     "gradient": "a gradient of the backbone",
-    "centres": "the head's loss, or its gradient with respect to the embeddings or the class centres,",
-    "embedding": "the head's loss, or its gradient with respect to the embeddings or the class centres,",
+    "centres": "the head's loss, or a gradient with respect to the embeddings or the class centres,",
+    "embedding": "the head's loss, or a gradient with respect to the embeddings or the class centres,",
 }
 KINDS = {
     "adaface": ["Head.name=dist_adaface"],

@@ -7,9 +7,9 @@ import pytest
 from plsc.training.step_row import StepRow, unpack
 
 GOOD = {
-    "bad_weights": False,
+    "bad_before_step": False,
     "bad_backbone": False,
-    "bad_head": False,
+    "bad_loss": False,
     "alike": False,
     "waited": 0.1,
     "signal": 0,
@@ -42,7 +42,7 @@ def test_good_ranks_take_the_step():
     assert (read.waited, read.signal, read.replaced, read.label_N) == (0.1, 0, 0, None)
 
 
-@pytest.mark.parametrize("name", ["bad_weights", "bad_backbone", "bad_head"])
+@pytest.mark.parametrize("name", ["bad_before_step", "bad_backbone", "bad_loss"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_one_bad_rank_stops_the_step_of_all(name, rank):
     rows = [row(**{name: number == rank}) for number in range(3)]
