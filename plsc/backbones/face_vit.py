@@ -12,7 +12,7 @@ PLSC 2.4 (FaceViT_*_patch9_112).
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, leave, random_scores
+from plsc.backbones.layers import Conv2D, Dropout, by_cpu_kernels, enter, leave, random_scores
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.backbones.ranges import Share
 from plsc.errors import UserError
@@ -80,7 +80,7 @@ class _Patches(nn.Layer):
 
     def forward(self, x):
         x = self.proj(enter(x))
-        return x.flatten(1, 2) if by_onednn(x) else x.flatten(2).transpose([0, 2, 1])
+        return x.flatten(1, 2) if by_cpu_kernels(x) else x.flatten(2).transpose([0, 2, 1])
 
 
 class FaceViT(nn.Layer):

@@ -10,14 +10,14 @@ from plsc.backbones.layers import (
     AvgPool2D,
     Dropout,
     ReLU,
-    by_onednn,
+    by_cpu_kernels,
     enter,
     in_bfloat16,
     leave,
 )
 from plsc.backbones.layers.transformer import add_positions
 from plsc.native import onednn
-from tests.backbones.test_by_onednn import NETWORKS, with_a_twin
+from tests.backbones.test_by_cpu_kernels import NETWORKS, with_a_twin
 from tests.backbones.test_convolution import SHAPES, exact, pair_of_layers, run
 from tests.backbones.test_transformer_layers import assert_near_float64, half, no_bfloat16, randn
 from tests.helpers.bounds import HALF_EPS, assert_within, rounded
@@ -101,17 +101,17 @@ def test_pictures_pointwise_and_pooled(monkeypatch, layer):
 
 def enter_as(x):
     """Return pictures [N, C, H, W] of any dtype in the layers' layout."""
-    return x.transpose([0, 2, 3, 1]) if by_onednn(x) else x
+    return x.transpose([0, 2, 3, 1]) if by_cpu_kernels(x) else x
 
 
 def leave_as(x):
-    return x.transpose([0, 3, 1, 2]) if by_onednn(x) else x
+    return x.transpose([0, 3, 1, 2]) if by_cpu_kernels(x) else x
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network(name, training, monkeypatch):
-    """With slopes of 1, as in test_by_onednn.py."""
+    """With slopes of 1, as in test_by_cpu_kernels.py."""
     net, exact, shape = with_a_twin(name)
     for each in (net, exact):
         each.train() if training else each.eval()

@@ -7,10 +7,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import Conv2D, by_onednn, enter, leave
+from plsc.backbones.layers import Conv2D, by_cpu_kernels, enter, leave
 from tests.helpers.bounds import assert_within, sums
 
-pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
+pytestmark = pytest.mark.skipif(not by_cpu_kernels(paddle.zeros([1])), reason="no oneDNN, or no kernels")
 
 SHAPES = [  # B, H, W, inputs, outputs, kernel, stride, padding, dilation, groups, bias
     (3, 9, 7, 1, 5, 3, 1, 1, 1, 1, False),

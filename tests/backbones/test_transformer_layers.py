@@ -6,7 +6,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import Addresses, Conv2D, Dropout, by_onednn, enter, in_bfloat16, leave
+from plsc.backbones.layers import Addresses, Conv2D, Dropout, by_cpu_kernels, enter, in_bfloat16, leave
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.native import onednn
 from tests.helpers.bounds import HALF_EPS, assert_within, perturbed, rounded
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of 
 def computes_bfloat16() -> bool:
     """Whether oneDNN computes bfloat16 here: by the processor's instructions, or slowly by those of
     float32."""
-    if not by_onednn(paddle.zeros([1])):
+    if not by_cpu_kernels(paddle.zeros([1])):
         return False
     try:
         with in_bfloat16():

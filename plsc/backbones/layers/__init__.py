@@ -1,8 +1,12 @@
-"""The backbones' layers. On CPUs they compute with oneDNN, see `plsc.backbones.layers.layout`."""
+"""The backbones' layers.
+
+On CPUs, most compute with oneDNN or plsc's compiled kernels if `by_cpu_kernels` returns True. The docstring
+of layout.py describes the exceptions.
+"""
 
 from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
-from plsc.backbones.layers.layout import by_onednn, enter, in_bfloat16, leave
+from plsc.backbones.layers.layout import by_cpu_kernels, enter, in_bfloat16, leave
 from plsc.backbones.layers.normalisation import normalise, normalise_beside
 from plsc.backbones.layers.pointwise import AvgPool2D, ReLU
 
@@ -12,7 +16,7 @@ __all__ = [
     "Conv2D",
     "Dropout",
     "ReLU",
-    "by_onednn",
+    "by_cpu_kernels",
     "enter",
     "in_bfloat16",
     "leave",

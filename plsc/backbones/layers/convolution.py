@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
+from plsc.backbones.layers.layout import address, by_cpu_kernels, dense, number, run
 from plsc.backbones.layers.weights import Weights
 from plsc.distributed.paddle_internals import empty
 from plsc.native import library, onednn
@@ -22,7 +22,7 @@ class Conv2D(nn.Conv2D):
     """
 
     def forward(self, x):
-        if not by_onednn(x):
+        if not by_cpu_kernels(x):
             return nn.Conv2D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
         padding = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
         steps = _Steps(*map(tuple, (self._stride, padding, self._dilation)), self._groups)

@@ -1,9 +1,12 @@
 """Decide how a layer computes, and in which layout its pictures are.
 
-With oneDNN and the compiled kernels, pictures between layers are [N, H, W, C]. With Paddle's operators they
-are [N, C, H, W]. A network calls `enter` on its images, and `leave` on its last picture layer's output. Every
-layer in between asks `by_onednn`. The answer depends on the tensor and the process alone, so a layer that is
-recomputed in the backward pass gets the same answer.
+A layer runs either CPU kernels, which are oneDNN's operations and plsc's compiled kernels, or Paddle's
+operators. `by_cpu_kernels` decides this for a layer's input. With CPU kernels, pictures between layers are
+[N, H, W, C]. With Paddle's operators they are [N, C, H, W]. A network calls `enter` on its images, and
+`leave` on its last picture layer's output. The layers in between that have a version with CPU kernels ask
+`by_cpu_kernels`. `Dropout` has none. The layers after `leave` are Paddle's, except that `normalise` asks
+there, too. The answer depends on the tensor and the process alone, so a layer that is recomputed in the
+backward pass gets the same answer.
 """
 
 import contextlib
@@ -36,11 +39,12 @@ def in_bfloat16() -> Iterator[None]:
         _entered.reset(token)
 
 
-def by_onednn(x: paddle.Tensor) -> bool:
-    """Return whether layers compute x with oneDNN.
+def by_cpu_kernels(x: paddle.Tensor) -> bool:
+    """Return whether layers compute x with oneDNN and plsc's compiled kernels, and not with Paddle's
+    operators.
 
-    They do if x is float32 or bfloat16 on a CPU, nothing is traced or exported, and the compiled kernels are
-    available (PLSC_KERNELS=0 turns them off).
+    They do if x is float32 or bfloat16 on a CPU, nothing is traced or exported, and both oneDNN and the
+    compiled kernels are available (PLSC_KERNELS=0 turns them off).
     """
     return (
         paddle.in_dynamic_mode()
@@ -53,12 +57,12 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
     """Convert float32 images [B, C, H, W] into the following layers' layout and dtype."""
-    return run(_Turn, images_BCHW, True, _entered.get()) if by_onednn(images_BCHW) else images_BCHW
+    return run(_Turn, images_BCHW, True, _entered.get()) if by_cpu_kernels(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
     """Convert pictures from the layers' layout back to [N, C, H, W], and any layer's tensor to float32."""
-    if not by_onednn(x):
+    if not by_cpu_kernels(x):
         return x
     if x.ndim == 4:
         return run(_Turn, x, False, paddle.float32)

@@ -14,7 +14,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
+from plsc.backbones.layers.layout import address, by_cpu_kernels, dense, number, run
 from plsc.distributed.paddle_internals import empty, view
 from plsc.native import library
 from plsc.native.onednn import BFLOAT16
@@ -34,7 +34,7 @@ def normalise(
         skip: tensor shaped like x, or None. It must be None with nn.PReLU, since the kernel takes the
             activation input's sign from y.
     """
-    if by_onednn(x):
+    if by_cpu_kernels(x):
         slope = active._weight if isinstance(active, nn.PReLU) else None
         kind = _NONE if active is None else _RELU if slope is None else _PRELU
         return run(_Normalise, x, skip, norm.weight, norm.bias, slope, norm, kind)
@@ -48,7 +48,7 @@ def normalise_beside(norm: nn.Layer, x: paddle.Tensor) -> tuple[paddle.Tensor, p
 
     The backward pass adds x's two gradients in the norm's own loop. This saves a pass over memory.
     """
-    if by_onednn(x):
+    if by_cpu_kernels(x):
         return run(_Normalise, x, None, norm.weight, norm.bias, None, norm, _NONE, True)
     return normalise(norm, x), x
 

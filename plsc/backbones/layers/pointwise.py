@@ -7,7 +7,7 @@ from ctypes import c_float
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
+from plsc.backbones.layers.layout import address, by_cpu_kernels, dense, number, run
 from plsc.distributed.paddle_internals import empty
 from plsc.native import onednn
 
@@ -16,7 +16,7 @@ class ReLU(nn.ReLU):
     """Replaces negative numbers by 0 in any tensor."""
 
     def forward(self, x):
-        if by_onednn(x):
+        if by_cpu_kernels(x):
             return run(_Pair, x, x.shape, _relu)
         return nn.ReLU.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
 
@@ -33,7 +33,7 @@ class AvgPool2D(nn.AvgPool2D):
         super().__init__(side, side)
 
     def forward(self, x):
-        if not by_onednn(x):
+        if not by_cpu_kernels(x):
             return nn.AvgPool2D.forward(self, x)
         samples, height, width, channels = x.shape
         shape = [samples, height // self.ksize, width // self.ksize, channels]

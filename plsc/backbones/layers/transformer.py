@@ -1,7 +1,8 @@
 """A vision transformer's layers: linear layers, layer norms, attention, and sums of branches.
 
-On a CPU each layer is one PyLayer with oneDNN operations. Paddle would run several operators, some on one
-thread. If `by_onednn` is False, a layer runs Paddle's operators, with the same results except for rounding.
+If `by_cpu_kernels` returns True for a layer's input, the layer is one PyLayer with oneDNN operations. Paddle
+would run several operators, some on one thread. Otherwise a layer runs Paddle's operators, with the same
+results except for rounding.
 Parameters, their names and their initial weights are Paddle's. Tokens are float32 or bfloat16. Parameters and
 their gradients are float32.
 
@@ -16,7 +17,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.addresses import Dropout
-from plsc.backbones.layers.layout import address, by_onednn, dense, number, run
+from plsc.backbones.layers.layout import address, by_cpu_kernels, dense, number, run
 from plsc.backbones.layers.pointwise import eltwise
 from plsc.backbones.layers.weights import Weights
 from plsc.distributed.paddle_internals import empty
@@ -34,7 +35,7 @@ class Linear(nn.Linear):
         self._limited = limited
 
     def forward(self, x):
-        if by_onednn(x):
+        if by_cpu_kernels(x):
             return run(_Linear, x, self.weight, self.bias, self._limited)
         out = nn.functional.linear(x, self.weight, self.bias)
         return nn.functional.relu6(out) if self._limited else out
@@ -44,7 +45,7 @@ class LayerNorm(nn.LayerNorm):
     """Normalises over the last axis like Paddle's layer. It always has a weight and a bias."""
 
     def forward(self, x):
-        if by_onednn(x):
+        if by_cpu_kernels(x):
             return run(_LayerNorm, x, self.weight, self.bias, self._epsilon)
         return nn.LayerNorm.forward(self, x)
 
@@ -58,7 +59,7 @@ def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
 
     Returns [B, N, W].
     """
-    if by_onednn(qkv):
+    if by_cpu_kernels(qkv):
         return run(_Attention, qkv, heads)
     width = qkv.shape[2] // 3
     size = width // heads
@@ -70,7 +71,7 @@ def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
 
 def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> paddle.Tensor:
     """Add `branch` [B, N, W] to x [B, N, W]. In training, `drop_path` omits the branch for some images."""
-    if not by_onednn(x):
+    if not by_cpu_kernels(x):
         return x + drop_path(branch)
     drops = drop_path.training and drop_path.p > 0
     scale = drop_path(paddle.ones([x.shape[0], 1, 1])) if drops else None
@@ -79,7 +80,7 @@ def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> p
 
 def add_positions(x: paddle.Tensor, positions: paddle.Tensor) -> paddle.Tensor:
     """Add `positions` [1, N, W] to each image's tokens [B, N, W]."""
-    return run(_Add, x, positions, None, True) if by_onednn(x) else x + positions
+    return run(_Add, x, positions, None, True) if by_cpu_kernels(x) else x + positions
 
 
 def _rows(x: paddle.Tensor) -> int:

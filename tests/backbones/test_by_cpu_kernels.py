@@ -6,14 +6,14 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones.layers import by_onednn
+from plsc.backbones.layers import by_cpu_kernels
 from plsc.backbones.lenet import LeNet
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.small_networks import SmallIResNet, SmallResNet50
 
-pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
+pytestmark = pytest.mark.skipif(not by_cpu_kernels(paddle.zeros([1])), reason="no oneDNN, or no kernels")
 
 
 NETWORKS = {
