@@ -36,5 +36,5 @@ def test_predict_a_gallery_and_the_export_embed_alike(run, tmp_path, flip):
     for kind, names in card["files"].items():
         exported = run_graph(tmp_path / "export", names, pixels.astype(np.float32))
         np.testing.assert_allclose(exported, predicted, rtol=0, atol=TOLERANCE, err_msg=kind)
-    assert network.identity == card["network"] and network.threshold == card["threshold"]
-    assert (network.threshold is None) == flip, "the threshold is that of embeddings without mirror images"
+    assert network.identity == card["network"] and network.pair_threshold == card["threshold"]
+    assert (network.pair_threshold is None) == flip, "it is that of embeddings without mirror images"

@@ -72,11 +72,12 @@ class EmbeddingNetwork(ABC):
         origin: the arguments with which `open_network` opens it again.
         preprocessing: how its samples are prepared.
         finds_faces: whether to embed detected faces. If False, whole pictures are embedded.
-        threshold: cosine above which two pictures show the same person. None if it is unknown.
+        pair_threshold: cosine above which two pictures show the same person. None if it is unknown. A gallery
+            has another threshold, which `plsc.evaluation.gallery_threshold` measures.
     """
 
     finds_faces = True
-    threshold: float | None = None
+    pair_threshold: float | None = None
 
     def __init__(self, title: str, identity: str, origin: dict[str, Any], preprocessing: Preprocessing):
         self.title, self.identity, self.origin, self.preprocessing = title, identity, origin, preprocessing
@@ -159,7 +160,7 @@ class EmbeddingNetwork(ABC):
 
 
 class _SFaceNetwork(EmbeddingNetwork):
-    threshold = _SFACE_THRESHOLD
+    pair_threshold = _SFACE_THRESHOLD
 
     def __init__(self, path: str, origin: str = "sface"):
         preprocessing = Preprocessing((3, SIZE, SIZE), channels="BGR")
@@ -182,7 +183,7 @@ class _OnnxNetwork(EmbeddingNetwork):
         identity = card["network"] or sha256_of(path)
         super().__init__(escape(path), identity, {"network": os.path.abspath(path)}, self._file.preprocessing)
         self.finds_faces = card["preprocessing"].get("aligned", False)
-        self.threshold = card["threshold"]
+        self.pair_threshold = card["threshold"]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         return self._file.embed(samples)
@@ -207,7 +208,7 @@ class _RunNetwork(EmbeddingNetwork):
         self._flip = self._config.DataLoader.Eval.flip  # so that embeddings equal `plsc predict`'s
         super().__init__(described, saved.network(self._flip), origin, saved.preprocessing)
         self.finds_faces = bool(saved.preprocessing.aligned)
-        self.threshold = saved.threshold(self._flip)
+        self.pair_threshold = saved.threshold(self._flip)
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         from plsc.training.embed import embed

@@ -127,7 +127,7 @@ class Gallery:
             for name, embedded in stored.items():
                 left_out.extend(_enroll(store, name, embedded, last_part(name) not in trained))
             store.set_facts(network=network.identity, title=network.title, origin=network.origin)
-            store.set_facts(threshold=asdict(GalleryThreshold(rate, prior=network.threshold)))
+            store.set_facts(threshold=asdict(GalleryThreshold(rate, prior=network.pair_threshold)))
             _measure(store)
 
         engine.create(path, fill).close()
@@ -308,7 +308,7 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
     Raises UserError if a picture cannot be read or has no face, or if the network has no threshold.
     """
     network = open_network(network)
-    if network.threshold is None:
+    if network.pair_threshold is None:
         raise UserError(
             f"{network.title}: has no threshold for two pictures; evaluate the run on pairs first"
         )
@@ -318,7 +318,7 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
             raise UserError(prepared.left_out)
     first, second = (prepared.embeddings[0] for prepared in embedded)
     similarity = float(first @ second)
-    return Verification(similarity > network.threshold, similarity, network.threshold)
+    return Verification(similarity > network.pair_threshold, similarity, network.pair_threshold)
 
 
 def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:

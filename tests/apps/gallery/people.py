@@ -22,7 +22,7 @@ class Pixels(EmbeddingNetwork):
     def __init__(self, identity="pixels", threshold=0.5, trained=()):
         preprocessing = Preprocessing((3, SIDE, SIDE))
         super().__init__(identity, identity, {"network": "none.onnx"}, preprocessing)
-        self.threshold, self._trained = threshold, trained
+        self.pair_threshold, self._trained = threshold, trained
 
     def _embed(self, samples):
         return samples.reshape(len(samples), -1).astype(np.float32) - 127.5

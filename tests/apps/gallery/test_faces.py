@@ -169,7 +169,7 @@ def test_sface_gives_what_opencv_gives(photos):
     np.testing.assert_allclose(embedding, theirs / np.linalg.norm(theirs), atol=1e-6)
     of_file = open_network(str(ZOO / "face_recognition_sface_2021dec.onnx"))  # it normalises by itself
     assert np.array_equal(of_file.embed([sample]), network.embed([sample]))
-    assert of_file.identity == network.identity and of_file.threshold == network.threshold
+    assert of_file.identity == network.identity and of_file.pair_threshold == network.pair_threshold
 
 
 @pytest.fixture(scope="module")

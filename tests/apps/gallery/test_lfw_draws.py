@@ -41,7 +41,7 @@ def embeddings():
         patch.setenv("PLSC_CACHE", str(ZOO))
         network = open_network()
     people = {name: network.embed(of) for name, of in chosen.items()}
-    return people, network.embed([samples[name][0] for name in alone]), network.threshold
+    return people, network.embed([samples[name][0] for name in alone]), network.pair_threshold
 
 
 def drawn(people, album, mistake, count, pictures, seed):

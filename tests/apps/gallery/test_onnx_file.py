@@ -85,7 +85,7 @@ def test_pictures_are_prepared_as_the_file_wants(tmp_path, samples, form):
     expected = prepared @ WEIGHT
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(opened.embed(samples), expected, atol=2e-3 if "dtype" in form else 1e-5)
-    assert opened.finds_faces and opened.threshold is None
+    assert opened.finds_faces and opened.pair_threshold is None
 
 
 def test_a_file_that_takes_bytes_gets_raw_pixels(tmp_path, samples):
