@@ -9,9 +9,10 @@ A run can also read a checkpoint that was written by a run with another number o
 
 A run has parts with a state, such as the backbone and the optimizer. A part's arrays are in a file that is
 named after the part. The part's other values are in the manifest, under the part's name. A head file contains
-one rank's class rows: the class centres, and their optimizer's arrays. The manifest is written last. It lists
-the head files' class ranges, and each file's size and checksum. evaluation.json is added when the checkpoint
-has been evaluated. This module uses neither pickle nor Paddle. Ranks communicate only by the function
+one rank's class rows: the class centres, and their optimizer's arrays. When a checkpoint is saved, the
+manifest is written last, and the folder is then renamed. The manifest lists the head files' class ranges, and
+each file's size and checksum. evaluation.json is added later, when the checkpoint has been evaluated. The
+manifest does not list it. This module uses neither pickle nor Paddle. Ranks communicate only by the function
 `gather` that the caller passes to `save`.
 
 Try it: `Checkpoint.open(find(Path("output/checkpoints"))).head(0, 10)["centres"]`.
@@ -286,10 +287,11 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
 def best(root: Path) -> Path | None:
     """Return the checkpoint in `root` with the best evaluation, or None if none has been evaluated.
 
-    If several checkpoints have the best value, the oldest of them is returned. An evaluation counts
-    only if it is like the newest one (`Evaluation.is_like`). An evaluation that was made with other images,
-    for example, is not like it, and the two values cannot be compared. The function never returns a
-    checkpoint that was deleted or set aside, because it reads only the folders that `completed` lists.
+    The result is not stored, but found at each call from the files evaluation.json. If several checkpoints
+    have the best value, the oldest of them is returned. An evaluation counts only if it is like the newest
+    one that has a value (`Evaluation.is_like`). An evaluation that was made with other images, for example,
+    is not like it, and the two values cannot be compared. The function never returns a checkpoint that was
+    deleted or set aside, because it reads only the folders that `completed` lists.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -340,8 +342,8 @@ def step_of(path: Path) -> int:
 
 
 def newest_below(folder: str) -> str | Path:
-    """Return the newest checkpoint in `folder` or in its subfolder checkpoints. If there are no checkpoints,
-    return `folder`. No checksum is verified."""
+    """Return the newest checkpoint in `folder`/checkpoints. If that folder contains no checkpoint, return the
+    newest one in `folder`, or else `folder` itself. No checksum is verified."""
     return [folder, *completed(Path(folder)), *completed(Path(folder, "checkpoints"))][-1]
 
 

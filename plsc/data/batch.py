@@ -1,7 +1,8 @@
 """Make a batch: write its samples into its memory, and replace corrupt samples by others.
 
 Drawing a substitute depends only on (seed, index), so it is the same for any number of ranks and
-processes. corrupt_images.py limits how many images are replaced. Try it:
+processes. The substitute brings its own label. If REDRAWS substitutes for one image cannot be decoded either,
+the training ends. corrupt_images.py limits how many images are replaced. Try it:
 
     make_batch(Synthetic(), 0, 0, np.arange(2), np.empty((2, 1, 32, 32), np.uint8))
 """

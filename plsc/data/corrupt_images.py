@@ -19,7 +19,8 @@ from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, escape
 from plsc.utils.logging import get_logger, warn_on_rank_0
 
-ONE_IN = 100  # one in so many images per epoch may be replaced, over all ranks
+# In one epoch, all ranks together may replace len(dataset) // ONE_IN images, whatever the epoch's length is.
+ONE_IN = 100
 PROBE = 256  # images that are tried before the first step
 CHANCE = 3  # a share of corrupt images above so many times the allowed share is not due to chance
 NAMES_SHOWN = 3
@@ -30,7 +31,13 @@ class CorruptImages:
     """Counts the images that one rank has replaced in an epoch.
 
     The limit applies to all ranks together, so that it does not depend on the world size. The trainer
-    sums the ranks' counts in each step.
+    sums the ranks' counts in each step, and ends the training if the sum exceeds the limit. The count
+    includes the next step's batch, which the loader has already made. It starts at 0 in each epoch, and also
+    if a run is resumed within an epoch.
+
+    Attributes:
+        limit: how many images all ranks together may replace in one epoch: len(dataset) // ONE_IN.
+        replaced: indices of the images that this rank has replaced in the current epoch.
     """
 
     def __init__(self, dataset: Dataset):

@@ -5,10 +5,12 @@ A rank is a process of the run. W is the number of ranks. B is the number of sam
 N is the number on all ranks together. If W is 1, no function communicates. Paddle's collectives use the
 library Gloo on CPUs, and the vendor's library, such as NCCL, on other devices.
 
-Loss convention: the loss is the mean over all N samples, so its gradient is the sum of the ranks' gradients.
-`data_parallel` in gradients.py does not compute this sum, but averages the backbone's gradients over the
-ranks. Therefore code that passes a gradient to the backbone first multiplies the gradient by W. The average
-of the multiplied gradients equals the sum of the original ones.
+Loss convention: the loss is the mean over all N samples. A rank computes the backbone's gradient from its own
+samples' part in the loss, which is the sum of their losses divided by N, and not by B. The gradient of the
+loss is therefore the sum of the ranks' gradients. `data_parallel` in gradients.py does not compute this sum,
+but averages the backbone's gradients over the ranks. Therefore code that passes a gradient to the backbone
+first multiplies the gradient by W. The average of the multiplied gradients equals the sum of the original
+ones.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -62,7 +64,7 @@ def init(
             rank raises UserError with the error's message.
 
     Raises UserError in these cases:
-        - A rank has a `problem`.
+        - There are several ranks, and one has a `problem`.
         - `device` names a kind or a card that a rank cannot use.
         - `device` is "auto", and some ranks have a card, but not all.
         - The environment variables from the launcher are missing or contradict each other.

@@ -1,9 +1,10 @@
-"""Meet the other ranks before Paddle's collectives start, and notice within seconds if a rank is gone.
+"""Meet the other ranks before Paddle's collectives start, and notice if a rank is gone.
 
 Each rank has a TCP connection to rank 0 for the whole run. In both directions, a thread sends a beat (an
 empty line) every second. Rank 0 tells the others which rank it has lost. If a process is killed, its kernel
-closes the connection, and the others notice this at once. A stopped process, a dead link or a machine without
-power is noticed after `silence` seconds without a beat.
+closes the connection, and the rank at the other end notices this at once. A stopped process, a dead link or a
+machine without power is noticed after `silence` seconds without a beat. plsc/training/watchdog.py then ends
+the rank.
 
 The job's other channels cannot do this. Paddle's key-value store blocks without a time limit if rank 0's
 machine is gone. Gloo notices a lost rank only in a collective, after 30 s, but a rank that waits for another
@@ -72,8 +73,9 @@ class Peers:
     def lost(self) -> str | None:
         """Describe the first rank that was lost, or return None.
 
-        If a connection was closed, its rank is reported 5 s later. In most cases, a collective fails before
-        that, and its message contains more.
+        A rank that is silent is reported at once. If a connection was closed, the rank at its other end
+        reports this 5 s later, because in most cases a collective fails before that, and its message contains
+        more. Rank 0 sends every loss to the other ranks at once, and they report it without this delay.
         """
         lost = self._lost
         return lost[0] if lost and time.monotonic() >= lost[1] else None

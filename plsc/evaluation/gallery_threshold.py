@@ -3,6 +3,9 @@
     threshold = measure(*store.all_pictures(), rate=0.01, prior=0.363)
     print(threshold.describe())
 
+This threshold is for a picture and all N people in a gallery. A run's verification threshold is for two
+pictures (`Verification.threshold` in verification.py). It is only the prior here.
+
 A stranger is named if the cosine with any one among N people exceeds the threshold. If one stranger in a
 hundred may be named, a single comparison between a face and a person exceeds the threshold with this
 probability: 1 - 0.99 ** (1 / N). This tail is estimated by comparing the gallery's pictures with its other

@@ -50,15 +50,19 @@ BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block, which take 2 MB and so st
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. A rate is a fraction in [0, 1], or None if the pairs do not allow it.
+    """The result of `verify_pairs`, which a run's evaluation calls, and of `verify`.
+
+    A rate is a fraction in [0, 1], or None if the pairs do not allow it.
 
     Attributes:
         similarity: float64 [P], cosines.
         same: bool [P], whether a pair shows one class.
         accuracy, std: mean and population standard deviation over the folds.
-        threshold: a cosine. For each fold, d2 is the squared distance that is best on the other folds. It is
-            moved to the middle of a gap between distances (see `_centred`). The threshold is the mean of
-            1 - d2 / 2 over the folds.
+        threshold: the cosine above which two pictures show one class. For each fold, the squared distance
+            that is best on the other folds is found. If d2 is the mean of these distances over the folds, the
+            cosine 1 - d2 / 2 is moved to the middle between the two similarities around it (`_centred`). The
+            result is the threshold. It is for two pictures. A gallery has another threshold, for a picture
+            and all its people (gallery_threshold.py).
         fold_accuracy: float64 [F].
         cell: int16 [P], see `_cells`.
         auc: area under the ROC.
@@ -197,7 +201,7 @@ class Verification:
 
 
 def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verification:
-    """Verify P pairs.
+    """Verify P pairs that are given as two arrays. A run's evaluation calls `verify_pairs` instead.
 
     Args:
         emb_a, emb_b: float [P, D], of any length. Row p of both is pair p.

@@ -1,9 +1,10 @@
 """Choose a step's classes: a random part of all classes, and every positive class (An et al., Partial
 FC, CVPR 2022). softmax.py defines the symbols.
 
-Classes are drawn in blocks of class numbers. A block's draw depends on (seed, block, step) alone. It is
-therefore the same on any number of ranks, a resumed run repeats it, and it is known before the step's
-samples are. All results are integers.
+Classes are drawn in blocks of class numbers. A block's draw depends only on the seed, the sample rate, the
+step, and the block's number and size. It is therefore the same on any number of ranks, and known before the
+step's samples are. A run that is resumed with the same seed and rate repeats it, without a stored generator.
+All results are integers.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,9 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     """Draw the shard's classes that take part in a step independently of its samples.
 
     From a block of n classes, int(rate n) are drawn without replacement. One more is drawn with a probability
-    equal to the fraction that int cut off. Each class therefore takes part with probability `rate`,
-    independently in each step.
+    equal to the fraction that int cut off. Each class is therefore drawn with probability `rate`. Draws for
+    different steps are independent. The classes of one draw are not independent of each other, because their
+    count is nearly fixed.
 
     If a shard contains a block only partly, its rank draws the whole block and keeps its part. All ranks'
     draws therefore form the same set on any number of ranks. The cost grows with how many classes

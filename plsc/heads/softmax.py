@@ -4,7 +4,7 @@ Each letter below stands for a count. The letters appear in shapes, such as [B, 
 For example, `emb_BD` is a tensor with the shape [B, D].
 
     B  samples on this rank
-    N  samples on all ranks
+    N  samples that this rank processes: all ranks' samples if the classes are sharded, otherwise its own
     W  ranks
     D  embedding size
     C  classes
@@ -13,6 +13,8 @@ For example, `emb_BD` is a tensor with the shape [B, D].
     b  classes in a block (the classes whose logits are computed at a time)
     J  sub-centres per class (1 except for sub-centre ArcFace)
     P  samples whose class is in this rank's shard
+
+There is one exception. In labels that the head is given, N counts all ranks' samples in any case.
 
 A sample's target logit is the logit for its class. The logits for all other classes are called its other
 logits. The head does not need all logits [N, K] at the same time. It computes one block of classes at a time.
@@ -26,7 +28,7 @@ This form never subtracts nearly equal numbers. The backward pass is written by 
 block at a time. If all exponentials fit into the memory limit, they are kept, and a step takes 3 matrix
 products. Otherwise they are computed again in the backward pass, and a step takes 4 matrix products.
 
-If the classes are sharded, a step calls these collectives in this order:
+If the classes are sharded over several ranks, a step calls these collectives in this order:
 
 - all_gather of the embeddings [N, D]
 - all_reduce SUM of the target cosines with and without margin [2, N], only if the margin changes the other
@@ -35,13 +37,21 @@ If the classes are sharded, a step calls these collectives in this order:
   `HeadSpec.filter_above`
 - all_reduce SUM of R and the target cosines with and without margin [3, N]
 - in the backward pass, reduce-scatter of the gradient with respect to the embeddings [N, D]. The gradient has
-  one more column if the target cosines depend on the embeddings' norms
+  one more column if the target cosines depend on the embeddings' norms. Gloo uses an all_reduce and a slice
 - in the update, all_reduce SUM of two numbers, only for LARS
 
-The gradients with respect to the centres are then not sent. If every rank has all classes, an all_reduce sums
-these gradients instead. The trainer gathers all ranks' labels when the previous step ends
-(`Trainer._summarise_step`). PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses.
-This head does not need that call, because every rank knows all N losses after the SUM of [3, N].
+The gradients with respect to the centres are then not sent. If every rank has all classes, a step calls other
+collectives:
+
+- all_gather of the embeddings' norms, only if there is a margin
+- all_gather of the target cosines without margin, only if the margin changes the other logits
+- all_reduce SUM of the loss and the number of hits [2]
+- in the backward pass, an all_reduce SUM of the gradients with respect to the centres, and another one of
+  those with respect to the biases, if there are any
+
+In both cases, the trainer gathers all ranks' labels when the previous step ends (`Trainer._summarise_step`).
+PaddlePaddle's earlier program PLSC also calls `_c_reducescatter` on the losses. This head does not need that
+call, because every rank knows all N losses after the SUM of [3, N].
 """
 
 from collections.abc import Callable, Mapping, Sequence

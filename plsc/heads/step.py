@@ -10,6 +10,8 @@ shapes, such as [B, D], and at the end of names. For example, `emb_BD` is a tens
     D  embedding size
     K  classes in this rank's shard that take part in the step
 
+There is one exception. In the argument `label_N`, N counts all ranks' samples in any case.
+
 A sample's target logit is the logit for its class. Its target cosine is the cosine between its embedding and
 the centre of its class. The logits for all other classes are called its other logits.
 
@@ -131,13 +133,14 @@ class HeadStep:
         self.label_N = label_N if spec.sharded else label_N[self._own_samples]
 
     def select_own(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Return the numbers for this rank's samples, [B], from a tensor with a number per sample, [N]."""
+        """Return this rank's elements [B] from a tensor [N] with one element per sample."""
         return x_N[self._own_samples] if self.spec.sharded else x_N
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Return the numbers for all ranks' samples, from a tensor with a number per sample, [N].
+        """Return a tensor with one element for each sample on all ranks, from a tensor [N] with one element
+        per sample that this rank processes.
 
-        If the classes are sharded, N counts all ranks' samples, so `x_N` is returned. A margin computes its
+        If the classes are sharded, these are the same samples, so `x_N` is returned. A margin computes its
         statistics from the result. The statistics are therefore the same on every rank.
 
         Collectives: one all_gather if the classes are not sharded.
@@ -298,7 +301,9 @@ class HeadStep:
         compensates for this division (see "Loss convention" in plsc/distributed/collectives.py).
 
         Args:
-            grad: gradient with respect to the loss, scalar.
+            grad: derivative with respect to the loss, a scalar. It is 1 after `loss.backward()`. If
+                `backward()` is called on a number that depends on the loss, it is the derivative of this
+                number.
 
         Raises UserError in these cases:
             - This method was called before.
@@ -323,8 +328,8 @@ class HeadStep:
                 distributed.all_reduce(by_rows)
         self.memory.ready = self.selection
         if self.targets.norm_slope is not None:
-            # The gradient with respect to the embeddings' norms, from the target cosines in this shard.
-            # `_embedding_gradient` multiplies this gradient by the scale.
+            # The gradient with respect to the embeddings' norms, from the target cosines in this shard, still
+            # without the scale. `_embedding_gradient` multiplies by the scale.
             by_norm_N = -self.losses.rest_N * self.targets.norm_slope
             by_norm_N = by_norm_N if self._factor_is_last else by_norm_N * factor
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
@@ -362,7 +367,7 @@ class HeadStep:
                 depend on the embeddings' norms, `grad_BD` has one more column. This column times the scale is
                 the gradient with respect to the norms.
             penalty_N: derivative of the margin's penalty with respect to the norm [N], or None.
-            factor: the gradient with respect to the loss, divided by the number of samples. If `grad_BD` and
+            factor: `grad` (see `backward`), divided by the number of samples. If `grad_BD` and
                 `penalty_N` contain this factor already, `factor` is 1. This method multiplies both by
                 `factor` and by W. It also multiplies `grad_BD` by the scale.
         """

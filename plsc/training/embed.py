@@ -1,7 +1,8 @@
 """Define an image's embedding, and embed any number of images with all ranks.
 
-Evaluations, `plsc predict`, a run's galleries and exported graphs all use `with_mirror`, so that they
-share one definition. plsc.utils.preprocessing turns samples into the network's input.
+Evaluations, `plsc predict`, a run's galleries, `plsc doctor --trained` (without the mirror image) and
+exported graphs all use `with_mirror`, so that they share one definition. Galleries with SFace or another
+program's ONNX network do not use it. plsc.utils.preprocessing turns samples into the network's input.
 
 Try it: `plsc predict images/ -c output/faces`.
 """

@@ -109,7 +109,10 @@ _OF_ORDER = ("seed", "steps_per_epoch")  # they determine the random numbers and
 
 
 def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> list[str]:
-    """Compare a checkpoint with this run. Raises UserError if this run cannot resume from it.
+    """Compare a checkpoint's settings with this run's.
+
+    Raises UserError if the preprocessing, the class names or another setting in `_MUST_MATCH` differs.
+    `Checkpoint.check_matches` compares the arrays. `changed_settings` only warns.
 
     Args:
         saved: the checkpoint.

@@ -31,7 +31,8 @@ from plsc.errors import UserError, escape
 SUPERVISOR = "PLSC_SUPERVISOR"
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Exit code of a rank that ends because another rank was lost, or because this rank itself hangs. Kubeflow
-# restarts a pod if its exit code is 128 or higher.
+# restarts a pod if its exit code is 128 or higher. It is not the exit code of `plsc train --ranks N`, which
+# restarts its ranks, and returns 1 if it gives up.
 LOST = 138
 PATIENCE = 6  # multiple of hang_seconds outside steps: start, evaluation, saving, report
 _LOST_PEER = re.compile(

@@ -2,9 +2,11 @@
 
 A section for a package is in the file config.py of that package. The other sections are in plsc/config.
 
-The text under a field is the documentation of its key. `python tools/config_page.py` writes docs/config.md
-from these texts, the types and the bounds. To add a key, add a field, and use it. The keys are listed nowhere
-else. Keys that depend on a name belong to a class for that name:
+A field's annotation is the type of its key, and its value or the first argument of `Field` is the default. A
+user's class gets its keys from its constructor (`arguments_of`). The text under a field is the documentation.
+`python tools/config_page.py` writes docs/config.md from these texts, the types and the bounds. To add a key,
+add a field, and use it. The keys are listed nowhere else. Keys that depend on a name belong to a class for
+that name:
 
     class Poly(Schedule):
         name: Literal["poly"] = "poly"

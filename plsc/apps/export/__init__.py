@@ -87,9 +87,11 @@ def export(
     """Write `model` to a folder as graphs for any batch size.
 
     Every format is compared with the training graph in eval mode, both on the CPU. The folder appears only
-    after that, and replaces an earlier export's folder. If ONNX cannot be written in this environment,
-    the formats that need it are skipped with a warning. If the conversion to ONNX fails, the folder gets the
-    other formats, and then UserError gives the reason. `model` keeps its device and its mode.
+    after that, and replaces an earlier export's folder. If this environment cannot write ONNX at all, for
+    example because a package is missing, the formats that need it are skipped with a warning. If the
+    conversion to ONNX fails, for example because the converter's process dies, the folder gets the other
+    formats, and then UserError gives the reason. If there is no other format, nothing is written. `model`
+    keeps its device and its mode.
 
     Args:
         model: prepared images float32 [B, *shape] -> embeddings [B, D].

@@ -9,13 +9,15 @@ shape [K].
     D  embedding size
     b  rows in a block (the rows that the head processes at a time)
 
-A bank stores a row for each of the S classes. `bank.select(index)` returns the K rows of one step as a
+A bank represents a row for each of the S classes. `bank.select(index)` returns the K rows of one step as a
 `Selection`. The selection gives access to the values of these rows, and stores their gradients. It updates
 the rows with the bank's optimizer, which is called its rule (plsc/heads/optimizer.py).
 
 - `DeviceBank` stores the rows in the memory of the device that computes.
 - `HostBank` stores the rows in host memory, where more rows fit.
-- `OffloadedBank` (offloaded.py) stores the rows on the disk, or in host memory as bfloat16.
+- `OffloadedBank` (offloaded.py) stores rows in a file on the disk, or in host memory as bfloat16. It stores
+  only the rows that were updated or loaded from a checkpoint. It draws the initial value of every other row
+  whenever this row is read.
 
 `HostBank` and `OffloadedBank` copy the selected rows to the device, and these rows' gradients back to
 the host. A row's initial value depends only on the seed and the row. Runs on any number of ranks

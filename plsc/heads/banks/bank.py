@@ -7,7 +7,8 @@ of names. For example, `index_K` is an array with the shape [K].
 
     S     how many classes the shard has. Each array of a bank has a row for each of them
     K     how many rows a selection has (without sampling, K is S)
-    P, U  how many row numbers a caller passes to a method
+    P     how many row numbers a caller passes to `gather`
+    U     how many row numbers a caller passes to `add_gradient`
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +27,8 @@ from plsc.heads.sampling import ClassShard
 from plsc.native.bfloat16 import float32_of
 from plsc.native.heads import rows as row_kernels
 
-# How many rows are drawn from one random stream. Another number changes the initial centres in every run.
+# How many rows are drawn from one random stream. If you change this constant, a run with the same seed starts
+# from other centres.
 INIT_ROWS = 4096
 UPDATE_ROWS = 4096  # how many selected rows a CPU fetches, updates and writes back at a time
 # A GPU updates at most this many elements in an array at a time. An update needs temporary memory for as many
@@ -231,12 +233,13 @@ class Selection(ABC):
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
         """Start to read the rows that are drawn for the next step, while this step runs.
 
-        `HeadStep._select_classes` calls this method in each step that samples classes. Only an
-        `OffloadedBank` has selections that override the method.
+        `HeadStep._select_classes` calls this method in each step that samples classes. Only the selections
+        of an `OffloadedBank` override the method. In other selections it does nothing.
 
         Args:
             draw: waits until the next step's rows are drawn, and returns their numbers in the bank, int64, in
-                ascending order. The next step also needs its samples' classes, which are not known yet.
+                ascending order. The result lacks the classes of the next step's samples, unless they were
+                drawn, because these samples are not known yet.
         """
 
     @abstractmethod

@@ -1,20 +1,19 @@
-"""Store a bank's rows on the disk, or as bfloat16 in host memory.
+"""Store a bank's rows in a file on the disk, or as bfloat16 in host memory.
 
-The storage is the file on the disk or the array in memory that contains all rows of the shard.
+The storage is this file or the array in memory. It has space for all rows in the shard. It contains only the
+rows that were updated or loaded from a checkpoint. A row's initial value depends only on the seed and the row
+number, so the value of every other row is drawn whenever the row is read. A bank of any size is therefore
+ready at once.
 
-With sampling, a step's rows are in a buffer, in float32. The random draw of the next step's classes is
-known in advance (sampling.py). While the backbone runs, a thread reads the rows of these classes from the
-storage into a second buffer. After the update, the thread writes the updated rows to the storage. It performs
-its jobs in the order in which they are queued. A row that takes part in two consecutive steps is read from
-the storage after it was written, and is never copied from one buffer to the other. The storage therefore
-contains the whole state, and a resumed run computes the same numbers.
+With sampling, a step's rows are read into a buffer in host memory, in float32, and are updated there. The
+random draw of the next step's classes is known in advance (sampling.py). While the backbone runs, a thread
+reads the rows of these classes from the storage into a second buffer. After the update, the thread writes the
+updated rows to the storage. It performs its jobs in the order in which they are queued. A row that takes part
+in two consecutive steps is read from the storage after it was written, and is never copied from one buffer to
+the other. The storage therefore contains the whole state, and a resumed run computes the same numbers.
 
 Without sampling, no rows are kept in a buffer. The rows of a block are read from the storage in the forward
 pass, in the update, and in the backward pass unless the head has kept the exponentials of this block.
-
-A row is written to the storage when it is updated for the first time. Its initial value depends only on the
-seed and the row number, so until then the initial value is drawn whenever the row is read. A bank of any size
-is therefore ready at once. The file has space for rows that were never updated, but they are not written.
 """
 
 import math
@@ -83,7 +82,9 @@ class _Buffer:
 
 
 class OffloadedBank(Bank):
-    """Stores all rows in a storage. Copies a step's rows to a buffer, and updates them there.
+    """Stores the rows that were updated or loaded in a storage, and draws the others whenever they are read.
+
+    With sampling, a step's rows are updated in a buffer in host memory, and then written to the storage.
 
     Args:
         shard: this rank's classes.

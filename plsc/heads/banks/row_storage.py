@@ -1,4 +1,4 @@
-"""Store the rows of an offloaded bank in a file. The class is used like an array, by index and assignment.
+"""Store the rows of an `OffloadedBank` in a file. The class is used like an array, by index and assignment.
 
 A row of the file contains a class centre and the state of its optimizer side by side. A sampled class
 therefore needs one read and one write. Rows are read and written in ascending order, through the page cache

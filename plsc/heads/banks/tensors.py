@@ -1,9 +1,14 @@
 """Create a bank's large tensors, read and write their rows, and view tensors as arrays.
 
-Only compiled kernels write to a view of rows (`rows_in_place`, `host_view`). Other code uses `write_rows`.
-The reason is that `tensor[start:stop]` is not always a view. It is a copy if Paddle has no strided views
-(FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and a write to a copy does not change the tensor. If
-Paddle runs an operator on the CPU because the device lacks this operator, the result is also a copy.
+A write to a view of rows may be lost, because the supposed view may be a copy. `tensor[start:stop]` is a copy
+if Paddle has no strided views (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs). If Paddle runs an
+operator on the CPU because the device lacks this operator, the result is also a copy.
+
+Code that changes rows therefore passes the new rows to `write_rows`. It may compute them in a view:
+`DeviceSelection` lets the optimizer change the rows from `rows_in_place`, and then passes them to
+`write_rows`. On a CPU, `rows_in_place` and `host_view` always return views. Code that runs only on CPUs
+writes to them without `write_rows`: the compiled kernels, and `KernelBackend.backward`, which multiplies the
+bias's gradient.
 """
 
 import ctypes
@@ -38,8 +43,8 @@ def large_tensor(shape: Sequence[int]) -> paddle.Tensor:
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
     """Return rows [start, stop) of a tensor as a tensor that shares the memory of these rows.
 
-    A compiled kernel on a CPU may write to the result. Other code may only read the result, and must call
-    `write_rows` to change rows (see this module's docstring).
+    Code that runs only on CPUs may write to the result. Any other code that changes the result must then pass
+    it to `write_rows` (see this module's docstring).
     """
     if (start, stop) == (0, len(tensor)):
         return tensor
