@@ -292,6 +292,9 @@ def best(root: Path) -> Path | None:
     one that has a value (`Evaluation.is_like`). An evaluation that was made with other images, for example,
     is not like it, and the two values cannot be compared. The function never returns a checkpoint that was
     deleted or set aside, because it reads only the folders that `completed` lists.
+
+    The result changes if a later evaluation has a higher value, or is not like the older ones, and if the
+    best checkpoint is set aside.
     """
     found: Path | None = None
     first: Evaluation | None = None
@@ -380,7 +383,8 @@ def set_aside_after(root: Path, step: int) -> None:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Delete all checkpoints except the newest `keep` and the best one. Return their former folders.
+    """Delete all checkpoints except the newest `keep` and the one that `best` returns. Return their former
+    folders.
 
     Rank 0 calls this after a save. Only folders with a manifest are counted and deleted. A folder that cannot
     be deleted now is deleted after a later save.

@@ -69,7 +69,8 @@ class GlobalCfg(Section):
     long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1)
     """How many consecutive skipped steps end the run. A step is skipped if the head's loss or a
-    gradient is NaN or infinite. 1 ends the run at the first such step (docs/running.md)."""
+    gradient is NaN or infinite. If this only halves float16's loss scale, the step does not count. 1 ends
+    the run at the first step that counts (docs/running.md)."""
     amp: Literal["bfloat16", "float16"] | None = None
     """Mixed precision: the 16-bit dtype for convolutions and matrix products in training (docs/training.md).
     Activations take about half the memory. CPUs with AVX512-BF16 or AMX take about half the time, too.

@@ -70,7 +70,8 @@ class CorruptImages:
     def probe(self, seed: int) -> None:
         """Decode PROBE images from the whole set. They are the same on every rank.
 
-        Raises CorruptImageError on all ranks if too many are corrupt. Warns if most are almost empty.
+        Raises CorruptImageError on all ranks if more are corrupt than the limit for an epoch, or more than
+        CHANCE / ONE_IN of those that are tried. Warns if most are almost empty.
         """
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))

@@ -1,12 +1,14 @@
 """Decide how a layer computes, and in which layout its pictures are.
 
-A layer runs either CPU kernels, which are oneDNN's operations and plsc's compiled kernels, or Paddle's
-operators. `by_cpu_kernels` decides this for a layer's input. With CPU kernels, pictures between layers are
-[N, H, W, C]. With Paddle's operators they are [N, C, H, W]. A network calls `enter` on its images, and
-`leave` on its last picture layer's output. The layers in between that have a version with CPU kernels ask
-`by_cpu_kernels`. `Dropout` has none. The layers after `leave` are Paddle's, except that `normalise` asks
-there, too. The answer depends on the tensor and the process alone, so a layer that is recomputed in the
-backward pass gets the same answer.
+A layer in this package runs either CPU kernels, which are oneDNN's operations and plsc's compiled kernels, or
+Paddle's operators. It asks `by_cpu_kernels` for its input. `Dropout` does not ask, and always runs Paddle's
+operators. So do Paddle's own layers in a network, such as nn.Linear after `leave`. For a batch norm layer,
+`normalise` asks.
+
+With CPU kernels, pictures between layers are [N, H, W, C]. With Paddle's operators they are [N, C, H, W]. A
+network calls `enter` on its images, and `leave` on its last picture layer's output. The answer of
+`by_cpu_kernels` depends on the tensor and the process alone, so a layer that is recomputed in the backward
+pass gets the same answer.
 """
 
 import contextlib

@@ -52,7 +52,8 @@ def build_bank(
     Args:
         kind: "device", "host" or "disk".
         dtype: "float32" or "bfloat16". With the kind "device", it must be "float32".
-        folder: folder for the bank's file. Only the kind "disk" uses it.
+        folder: folder for the bank's file: Head.bank_folder, or Global.output_dir if that is null. Only the
+            kind "disk" uses it.
         shard: this rank's classes.
         width: row length.
         std: the initial centres' standard deviation.
