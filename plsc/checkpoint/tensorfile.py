@@ -97,30 +97,34 @@ def sync_folder(path: str | os.PathLike) -> None:
 def write_synced(path: str | os.PathLike, parts: Iterable) -> dict:
     """Write the parts one after the other into a new file, and sync it to the disk.
 
-    A thread writes a block while the next one is read and its checksum is computed.
+    A thread computes a block's checksum and writes it while the next block is read.
 
     Returns: {"bytes": size, "crc32": eight hex digits}. Raises OSError, also if the file exists.
     """
-    crc = size = 0
+    size = 0
     with open(path, "xb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
         writing = pool.submit(int)  # nothing yet
         for block in blocks_of(parts):
-            crc = zlib.crc32(block, crc)
             size += len(block)
-            writing.result()
-            writing = pool.submit(_write, file.fileno(), block)
-        writing.result()
+            writing = pool.submit(_write, file.fileno(), block, writing.result())
+        crc = writing.result()
         os.fsync(file.fileno())
     return {"bytes": size, "crc32": f"{crc:08x}"}
 
 
-def _write(file: int, block: memoryview) -> None:
+def _write(file: int, block: memoryview, crc: int) -> int:
+    """Write a block, and return the checksum of the file so far.
+
+    crc: the checksum before this block.
+    """
+    crc = zlib.crc32(block, crc)
     while len(block):
         block = block[os.write(file, block) :]
     # This starts writing to the disk at once, so the sync at the end is short. Pages that are already on the
     # disk are removed from memory.
     start = max(0, os.lseek(file, 0, os.SEEK_CUR) - _BEHIND)
     os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
+    return crc
 
 
 def crc32_of(path: str | os.PathLike) -> str:

@@ -23,7 +23,7 @@ _MKL = "libmklml_intel.so"
 _FILE = Path(__file__).parent / "_native.abi3.so"
 # Instruction sets that the loops are compiled for, by their numbers in native.cpp.
 LEVELS = ("baseline", "AVX2", "AVX-512")
-_VERSION = 18  # of the functions below, equal to that in native.cpp: an outdated library must not be called
+_VERSION = 19  # of the functions below, equal to that in native.cpp: an outdated library must not be called
 _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
@@ -39,7 +39,7 @@ _ARGUMENTS = {
     "plsc_write_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_pack": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
     "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
-    "plsc_draw_rows": [c_void_p] * 2 + [c_int64] * 3 + [c_void_p, c_int64, c_float, c_void_p],
+    "plsc_draw_rows": [c_void_p] * 2 + [c_int64] * 3 + [c_void_p, c_int64, c_float, c_int, c_void_p],
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
     "plsc_attention_weights_backward": [c_void_p] + [c_int64] * 2 + [c_void_p],

@@ -50,7 +50,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // Increase this number here and in __init__.py whenever a function's arguments change.
-PLSC_API int plsc_version() { return 18; }
+PLSC_API int plsc_version() { return 19; }
 
 // Checksum of the kernels' sources, from setup.py. The ranks compare it, because one machine may have an old build.
 PLSC_API uint32_t plsc_sources() { return PLSC_SOURCES; }

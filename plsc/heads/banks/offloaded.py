@@ -123,7 +123,7 @@ class OffloadedBank(Bank):
         else:
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
         self._is_stored = np.zeros(shard.size, bool)
-        self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS)
+        self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS, self._dtype.name)
         self._ahead = _Buffer(self.shapes)  # buffer for the next step's rows
         self._spare: list[_Buffer] = []  # buffers of steps that have ended
         self._thread = ThreadPoolExecutor(1, "bank")
@@ -181,7 +181,7 @@ class OffloadedBank(Bank):
             records[is_stored] = self._storage[rows[is_stored]]
         if centres:
             drawn = np.flatnonzero(~is_stored)
-            records[drawn, self._columns["centres"]] = self._in_dtype(self._initial(rows[drawn]))
+            records[drawn, self._columns["centres"]] = self._initial(rows[drawn])
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:

@@ -4,10 +4,11 @@
 
 #include <math.h>
 
-#include <algorithm>
 #include <vector>
 
 namespace {
+
+#include "plsc/native/bfloat16.h"
 
 typedef unsigned __int128 uint128;
 const uint128 MULTIPLIER = ((uint128)0x2360ED051FC65DA4 << 64) + 0x4385DF649FCCF645;
@@ -123,44 +124,58 @@ struct Ziggurat {
   }
 };
 
-}  // namespace
+static const Ziggurat ziggurat;
 
-// Draws `rows` of a matrix with `width` columns, times `std` -> `out` [count, width]. Each `block` of rows
-// has a stream, which starts with `states` [blocks, 4]. `marks` [blocks, block / apart] counts the words
-// before a block's rows 0, apart, 2 apart ... The first mark is 0 until the marks are known, and then 1.
-PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
-                             const int64_t* rows, int64_t count, float std, float* out) {
-  static const Ziggurat ziggurat;
-  std::vector<int64_t> unknown;  // blocks without marks
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t number = rows[i] / block;
-    if (!marks[number * (block / apart)] && (unknown.empty() || unknown.back() != number)) unknown.push_back(number);
-  }
-  std::sort(unknown.begin(), unknown.end());
-  unknown.erase(std::unique(unknown.begin(), unknown.end()), unknown.end());
-  share(unknown.size(), [&](int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; ++i) {
-      Words words(states + unknown[i] * 4, 0);
-      uint32_t* of_block = marks + unknown[i] * (block / apart);
-      for (int64_t r = 0; r < block; ++r) {
-        if (r % apart == 0) of_block[r / apart] = words.taken();
-        for (int64_t c = 0; c < width; ++c) ziggurat.normal(words);
-      }
-      of_block[0] = 1;
-    }
-  });
-  Words words(states, 0);
-  int64_t at = -1;  // the row whose words come next
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = rows[i], number = row / block, nearest = row - row % apart;
-    const uint32_t* of_block = marks + number * (block / apart);
-    if (at < nearest || at > row || at % block == 0) {
-      words = Words(states + number * 4, row % block < apart ? 0 : of_block[row % block / apart]);
-      at = nearest;
-    }
-    for (; at < row; ++at)
+// Draws rows of one block, see plsc_draw_rows. If the block's marks are unknown, its whole stream is drawn.
+template <class Number>
+void draw_block(const uint64_t* state, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
+                const int64_t* rows, int64_t count, float std, Number* out) {
+  const bool known = marks[0];
+  int64_t at = known ? rows[0] % block / apart * apart : 0;  // the row whose words come next
+  Words words(state, at ? marks[at / apart] : 0);
+  const auto skip_to = [&](int64_t row) {
+    for (; at < row; ++at) {
+      if (!known && at % apart == 0) marks[at / apart] = words.taken();
       for (int64_t c = 0; c < width; ++c) ziggurat.normal(words);
-    for (int64_t c = 0; c < width; ++c) out[i * width + c] = ziggurat.normal(words) * std;
+    }
+    if (!known && at < block && at % apart == 0) marks[at / apart] = words.taken();
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = rows[i] % block, nearest = row - row % apart;
+    if (known && nearest > at) words = Words(state, marks[nearest / apart]), at = nearest;
+    skip_to(row);
+    for (int64_t c = 0; c < width; ++c) store(ziggurat.normal(words) * std, out + i * width + c);
     ++at;
   }
+  if (!known) skip_to(block), marks[0] = 1;
+}
+
+template <class Number>
+void draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width, const int64_t* rows,
+               int64_t count, float std, Number* out) {
+  std::vector<int64_t> first;  // of each block's rows
+  for (int64_t i = 0; i < count; ++i)
+    if (i == 0 || rows[i] / block != rows[i - 1] / block) first.push_back(i);
+  first.push_back(count);
+  share(first.size() - 1, [&](int64_t start, int64_t stop) {
+    for (int64_t g = start; g < stop; ++g) {
+      const int64_t from = first[g], number = rows[from] / block;
+      draw_block(states + number * 4, marks + number * (block / apart), block, apart, width, rows + from,
+                 first[g + 1] - from, std, out + from * width);
+    }
+  });
+}
+
+}  // namespace
+
+// Draws `rows` of a matrix with `width` columns, times `std` -> `out` [count, width], float32, or bfloat16 if
+// `half`. The rows ascend. Each `block` of rows has a stream, which starts with `states` [blocks, 4]. `marks`
+// [blocks, block / apart] counts the words before a block's rows 0, apart, 2 apart ... The first mark is 0
+// until the marks are known, and then 1.
+PLSC_API void plsc_draw_rows(const uint64_t* states, uint32_t* marks, int64_t block, int64_t apart, int64_t width,
+                             const int64_t* rows, int64_t count, float std, int half, void* out) {
+  if (half)
+    draw_rows(states, marks, block, apart, width, rows, count, std, (uint16_t*)out);
+  else
+    draw_rows(states, marks, block, apart, width, rows, count, std, (float*)out);
 }

@@ -2,8 +2,9 @@
 
 The numbers equal numpy's, which draws a block's rows one after the other from one stream. A number takes
 a random count of random words, so a row's position in the stream is known only after the rows before it
-were drawn. The first row that is read from a block therefore costs one pass over its stream. The pass notes
-a position every few rows. Later rows in the block are drawn from the last noted position before them.
+were drawn. The first call that reads rows of a block therefore draws its whole stream. It notes a position
+every few rows. Later calls draw the block's rows from the last noted position before them. The threads share
+the blocks.
 Try it: `pytest tests/native/heads/test_draws.py`.
 """
 
@@ -29,9 +30,20 @@ class NormalRows:
         width: column count.
         std: standard deviation.
         block: rows in a block.
+        dtype: "float32", or "uint16" for the bits of bfloat16 numbers, to which the numbers are rounded.
     """
 
-    def __init__(self, seed: int, start: int, stop: int, width: int, std: float, block: int):
+    def __init__(
+        self,
+        seed: int,
+        start: int,
+        stop: int,
+        width: int,
+        std: float,
+        block: int,
+        dtype: str = "float32",
+    ):
+        self._dtype = np.dtype(dtype)
         self._start = start % block  # position in the first block
         self._stop = self._start + stop - start
         self._width = width
@@ -43,12 +55,15 @@ class NormalRows:
         self._marks = np.zeros((len(blocks), block // self._apart), np.uint32)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Draw rows: float32 [k, width]. Only one thread at a time may call this.
+        """Draw rows: [k, width]. Only one thread at a time may call this.
 
         Args:
             rows: their numbers, int64 [k], counted from `start`.
         """
-        drawn = np.empty((len(rows), self._width), np.float32)
+        if (rows[1:] <= rows[:-1]).any():  # the kernel takes ascending rows
+            ascending, place = np.unique(rows, return_inverse=True)
+            return self(ascending)[place]
+        drawn = np.empty((len(rows), self._width), self._dtype)
         rows = rows + self._start
         assert not len(rows) or (rows.min() >= self._start and rows.max() < self._stop)
         compiled().plsc_draw_rows(
@@ -60,7 +75,8 @@ class NormalRows:
             address(rows, "int64", [len(drawn)]),
             len(rows),
             self._std,
-            address(drawn),
+            self._dtype == np.uint16,
+            address(drawn, self._dtype.name),
         )
         return drawn
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from plsc.native.bfloat16 import nearest
 from plsc.native.heads.draws import NormalRows
 
 FACTOR = 0x2360ED051FC65DA44385DF649FCCF645  # of PCG64's step
@@ -31,6 +32,13 @@ def test_rows_in_any_order_are_those_that_numpy_draws(block, width, start):
         np.array([block - start - 1, block - start + 1]),
     ):
         assert rows(wanted).tobytes() == want[wanted].tobytes()
+
+
+def test_rows_are_rounded_to_bfloat16_as_numpy_rounds_them():
+    numbers = 3, 0, 64, 7, 0.01, 16
+    drawn, rounded = NormalRows(*numbers), NormalRows(*numbers, "uint16")
+    for rows in (np.arange(5, 50), np.array([60, 2, 2])):
+        assert rounded(rows).tobytes() == nearest(drawn(rows)).tobytes()
 
 
 def test_a_later_range_of_rows_begins_in_its_own_block():
