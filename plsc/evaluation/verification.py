@@ -98,7 +98,13 @@ class Verification:
         """The result in a few words."""
         if self.accuracy is None:
             return "no accuracy: pairs of one kind"
-        return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
+        found = f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
+        if self.eer is not None and 1 - self.eer - self.accuracy > 0.1:
+            found += (
+                f" (EER {percent(self.eer)}: the cosines are so near each other that the protocol's "
+                "distances, in steps of 0.01, cannot part them)"
+            )
+        return found
 
     def row(self) -> dict[str, float | None]:
         """Return the row for metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1",

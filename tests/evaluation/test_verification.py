@@ -74,6 +74,16 @@ def test_the_threshold_is_in_the_middle_of_the_gap_and_decides_the_same(lowest_s
     assert rates["0.1"] < 0.714, "it may accept five negatives"
 
 
+@pytest.mark.parametrize("scale, told", [(0.001, True), (1.0, False)])
+def test_cosines_too_near_each_other_for_the_grid_are_reported(scale, told):
+    """Of a network at the beginning of its training, whose embeddings are almost the same."""
+    same = np.arange(100) % 2 == 0
+    distance = scale * (np.where(same, 1.0, 2.0) + np.random.default_rng(0).uniform(0, 0.5, 100))
+    result = verify_distances(distance, same)
+    assert result.eer == 0 and result.accuracy == (0.5 if told else 1.0)
+    assert ("(EER 0.00 %: the cosines are so near each other that" in result.headline) == told
+
+
 def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshold():
     same = np.array([True, False] * 10)
     emb_b = np.where(same[:, None], [1.0, 0.0], [-1.0, 0.0])
