@@ -72,8 +72,7 @@ class EmbeddingNetwork(ABC):
         origin: the arguments with which `open_network` opens it again.
         preprocessing: how its samples are prepared.
         finds_faces: whether to embed detected faces. If False, whole pictures are embedded.
-        pair_threshold: cosine above which two pictures show the same person. None if it is unknown. A gallery
-            has another threshold, which `plsc.evaluation.gallery_threshold` measures.
+        pair_threshold: cosine above which two pictures show one person, or None. A gallery has its own.
     """
 
     finds_faces = True
