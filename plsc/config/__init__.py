@@ -145,20 +145,26 @@ def _keys(section: type[Section], above: str = "") -> Iterator[str]:
             yield above + key
 
 
-# arcface_torch's and PLSC's keys whose names do not lead to ours. docs/training.md has the whole table.
+# Keys of arcface_torch, PLSC and Hugging Face's TrainingArguments whose names do not lead to ours.
+# docs/training.md has the whole table for the first two.
 Section.others = {
     "FP16": "use Global.amp: float16",
     "accum_steps": "use DataLoader.Train.global_batch",
     "backbone": "use Model",
+    "bf16": "use Global.amp: bfloat16",
     "checkpoint_dir": "use Global.output_dir",
     "cls_label_path": "use DataLoader.Train.dataset: {name: ImageList, list: FILE, root: FOLDER}",
     "embedding_dim": "use Model.embedding_size",
+    "eval_steps": "use Global.eval_every_steps",
     "fp16": "use Global.amp: float16",
     "frequent": "use Global.log_every",
     "gradient_acc": "use DataLoader.Train.global_batch",
+    "gradient_accumulation_steps": "use DataLoader.Train.global_batch",
     "image_root": "use DataLoader.Train.dataset: {name: ImageList, list: FILE, root: FOLDER}",
     "interclass_filtering_threshold": "use Head.filter_above",
+    "logging_steps": "use Global.log_every",
     "lr": "use LRScheduler.learning_rate, which refers to all ranks' samples in a step",
+    "lr_scheduler_type": "use LRScheduler.name",
     "m": "use Head.margin",
     "margin_list": "use Head: {name: dist_arcface, margin: b} for (1, b, 0), {name: dist_cosface, margin: c} "
     "for (1, 0, c), else {name: dist_combined, margin1: a, margin2: b, margin3: c}",
@@ -167,14 +173,20 @@ Section.others = {
     "num_epoch": "use Global.epochs",
     "num_features": "use Model.embedding_size",
     "num_image": "images are counted in the data",
+    "num_train_epochs": "use Global.epochs",
     "output": "use Global.output_dir",
+    "per_device_eval_batch_size": "use DataLoader.Train.batch_size, which applies to evaluation, too",
+    "per_device_train_batch_size": "use DataLoader.Train.batch_size",
     "print_batch_step": "use Global.log_every",
     "rec": "use DataLoader.Train.dataset: {name: RecImages, path: FOLDER}",
     "s": "use Head.scale",
     "sample_ratio": "use Head.sample_rate",
+    "save_steps": "use Checkpoint.every_steps",
     "val_targets": "use DataLoader.Eval.dataset: {name: BinPairs, path: lfw.bin}",
     "verbose": "use Global.eval_every_steps",
     "warmup_epoch": "use LRScheduler.warmup_epochs",
+    "warmup_ratio": "use LRScheduler.warmup_epochs: warmup_ratio times the epochs",
+    "warmup_steps": "use LRScheduler.warmup_epochs: warmup_steps divided by the steps in an epoch",
 }
 # Values of other programs -> ours.
 Section.other_values = {"sgd": "Momentum", "fp16": "float16", "bf16": "bfloat16"}

@@ -148,6 +148,36 @@ def test_arcface_torchs_names_of_backbones_lead_to_ours(name, ours):
 
 
 @pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("bf16", "; use Global.amp: bfloat16"),
+        ("eval_steps", "; use Global.eval_every_steps"),
+        ("fp16", "; use Global.amp: float16"),
+        ("gradient_accumulation_steps", "; use DataLoader.Train.global_batch"),
+        ("logging_steps", "; use Global.log_every"),
+        ("lr_scheduler_type", "; use LRScheduler.name"),
+        ("num_train_epochs", "; use Global.epochs"),
+        ("output_dir", ", did you mean 'Global.output_dir'?"),
+        (
+            "per_device_eval_batch_size",
+            "; use DataLoader.Train.batch_size, which applies to evaluation, too",
+        ),
+        ("per_device_train_batch_size", "; use DataLoader.Train.batch_size"),
+        ("save_steps", "; use Checkpoint.every_steps"),
+        ("seed", ", did you mean 'Global.seed'?"),
+        ("warmup_ratio", "; use LRScheduler.warmup_epochs: warmup_ratio times the epochs"),
+        (
+            "warmup_steps",
+            "; use LRScheduler.warmup_epochs: warmup_steps divided by the steps in an epoch",
+        ),
+        ("weight_decay", ", did you mean 'Optimizer.weight_decay'?"),
+    ],
+)
+def test_hugging_faces_training_arguments_lead_to_ours(key, hint):
+    assert refusal(load, {key: 1}, kind=ConfigError).endswith(f"{key}: unknown key{hint}")
+
+
+@pytest.mark.parametrize(
     ("override", "hint"),
     [
         ("Optimizer.name=sgd", ", did you mean 'Momentum'?"),
