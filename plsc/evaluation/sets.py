@@ -210,8 +210,9 @@ def build_sets(
                 check_against_training(data.data, key, preprocessing, num_classes, names, seen)
                 if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
                     warn_on_rank_0(
-                        f"{key}: hold_out uses names in one of this set and the training set, and numbers "
-                        "in the other, so a class may be in both; read both from the same files"
+                        f"{key}: its hold_out cannot keep trained classes out of this set, because the "
+                        "classes have names in only one of this set and the training set; some may be in "
+                        "both; read both sets from the same files with the same hold_out"
                     )
             title = data.title if key == EVAL_SET else key.removeprefix(f"{MORE_SETS}.")
             if title in sets:

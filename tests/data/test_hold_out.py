@@ -75,7 +75,9 @@ def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path, faces, capsys):
     assert not trained & verified and len(trained | verified) == len(everyone)
     loader = load(TINY, [f"DataLoader.Eval.dataset={{name: ImagePairs, images: {faces}, hold_out: 0.3}}"])
     build_sets(loader.DataLoader, 0, train.preprocessing, 9, train.class_names)
-    assert "WARNING DataLoader.Eval.dataset: hold_out uses names in one" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "WARNING DataLoader.Eval.dataset: its hold_out cannot keep trained classes out of this set" in said
+    assert "the classes have names in only one of this set and the training set" in said
 
 
 def test_too_few_on_either_side_are_refused(faces):
