@@ -14,6 +14,7 @@ from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
+_PARTS = {"train", "val", "valid", "validation", "dev", "test"}  # folders of a data set's parts
 ALIGNMENT = "alignment.csv"  # file that plsc align writes beside the identities' folders
 
 
@@ -48,12 +49,27 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     if empty:
         what = f"{plural(len(empty), 'folder')} without an image ({', '.join(EXTENSIONS)}) directly in it"
         remedy = "remove it, add images, or name the folder further down"
+        if empty == names and "train" in names and _PARTS.issuperset(names):
+            remedy = _remedy_for_parts(folder, names)
         raise UserError(f"{escape(folder)}: {what}: {_some(empty)}; {remedy}")
     if others:
         what = f"{plural(len(others), 'file')} skipped, since they are not images in an identity's folder"
         get_logger().warning(f"{escape(folder)}: {what}: {_some(others)}")
     known, label_of = np.unique(same_form(names), return_inverse=True)
     return Paths.of(folder, images), np.repeat(label_of, counts), known.tolist()
+
+
+def _remedy_for_parts(folder: str, parts: list[str]) -> str:
+    """Tell how to train on a data set's folder `train`, and how to evaluate on the last of the others."""
+    remedy = f"if these are a data set's parts, name the folder {escape(os.path.join(folder, 'train'))}"
+    for part in [name for name in parts if name != "train"][-1:]:
+        other = escape(os.path.join(folder, part))
+        remedy += (
+            f"; to evaluate on the same classes in {other}, set DataLoader.Eval.dataset to "
+            f"{{name: ImageFolder, folder: {other}}} with the size and channels of DataLoader.Train.dataset, "
+            "and the latter's hold_out to 0"
+        )
+    return remedy
 
 
 def _some(names: list[str]) -> str:

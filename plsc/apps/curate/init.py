@@ -120,6 +120,16 @@ def _share_to_hold_out(names: Sequence[str]) -> float | None:
     return share if LEAST <= held_out(names, share).sum() <= len(names) - LEAST else None
 
 
+def _about_held_out(names: Sequence[str], share: float) -> list[str]:
+    """Write the sentences that tell how many classes a share holds out, and how to train on all."""
+    counts = f"{held_out(names, share).sum():,} of {len(names):,} classes are held out"
+    keys = "set DataLoader.Train.dataset.hold_out to 0 and DataLoader.Eval.dataset to null"
+    return [
+        f"{counts}: the network is not trained on them, and is verified on pairs of their pictures.",
+        f"To train on all classes, without verification, {keys}.",
+    ]
+
+
 def packs_in(path: str) -> list[str]:
     """List the verification packs in a folder with train.rec, as arcface_torch's sets have them, lfw.bin
     first."""
@@ -221,10 +231,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     load(values).check_data()
     classes = plural(seen.classes, "class", "classes")
     about = f"{plural(seen.pictures, 'picture')} of {classes}, {seen.height} x {seen.width}"
+    held = _about_held_out(class_keys(images), seen.hold_out) if seen.hold_out else []
     with writing(target):
-        text = f"# Written by plsc init for {escape(path)}: {about}.\n{dump_lines(values)}"
+        comment = "".join(f"# {line}\n" for line in held)
+        text = f"# Written by plsc init for {escape(path)}: {about}.\n{comment}{dump_lines(values)}"
         replace_file(target, text.encode())
     pictures, config, run = (quote(escape(word)) for word in (path, target, output))
+    if held:
+        print(" ".join(held))
     if packs:
         print(f"it verifies on {', '.join(escape(Path(pack).name) for pack in packs)}")
     elif seen.hold_out is None:

@@ -52,6 +52,11 @@ def test_what_it_writes_trains_and_verifies(tmp_path, monkeypatch, capsys, class
     assert train["size"] == (32, 32) and train.get("hold_out") == hold_out
     assert train.get("channels") == ("grey" if grey else None) and bool(train.get("flip")) is not grey
     assert ("nothing is verified" in said) is (hold_out is None)
+    held = {0.1: "16 of 120 classes are held out", 0.5: "5 of 8 classes are held out"}.get(hold_out)
+    written = (tmp_path / "things.yaml").read_text()
+    assert ("held out" in said) is ("held out" in written) is (held is not None)
+    if held:
+        assert f"{held}: the network is not trained on them" in said and f"\n# {held}: " in written
     of_two_ranks = 2 * cfg.DataLoader.Train.batch_size  # of 8 classes 5 are held out, more than a half
     assert of_two_ranks <= len(ImageFolder("things", hold_out=hold_out or 0))
     result = Entry("things.yaml", ["Global.max_steps=2"]).train()
@@ -112,6 +117,45 @@ def test_a_folder_one_level_too_high_is_reported(tmp_path, monkeypatch, capsys):
     fill(tmp_path / "high", 3, below="people")
     assert init("high") == 2
     assert " directly in it: people; remove it, add images, or name the folder" in capsys.readouterr().err
+
+
+def test_all_classes_are_trained_if_the_config_is_changed_as_init_tells(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "things", 8)
+    assert init("things") == 0
+    keys = "set DataLoader.Train.dataset.hold_out to 0 and DataLoader.Eval.dataset to null."
+    assert keys in capsys.readouterr().out
+    overrides = {"DataLoader.Train.dataset.hold_out": 0, "DataLoader.Eval.dataset": None}
+    assert "32 images of 8 classes" in Entry("things.yaml", overrides).dry_run(1)
+
+
+def test_the_parts_of_a_data_set_are_used_as_the_message_tells(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "validation"):
+        fill(tmp_path / "hf", 8, below=part)
+    assert init("hf") == 2
+    assert capsys.readouterr().err.endswith(
+        "train, validation; if these are a data set's parts, name the folder hf/train; to evaluate on the "
+        "same classes in hf/validation, set DataLoader.Eval.dataset to {name: ImageFolder, folder: "
+        "hf/validation} with the size and channels of DataLoader.Train.dataset, and the latter's hold_out to "
+        "0\n"
+    )
+    assert init("hf/train") == 0
+    evaluate = "DataLoader.Eval.dataset={name: ImageFolder, folder: hf/validation, size: [32, 32]}"
+    overrides = [evaluate, "DataLoader.Train.dataset.hold_out=0", "Global.max_steps=2"]
+    assert 0 <= Entry("train.yaml", overrides).train()["accuracy"] <= 1
+    (tmp_path / "hf/test").mkdir()
+    assert init("hf") == 2  # of several parts the validation set is named
+    assert "classes in hf/validation, set" in capsys.readouterr().err
+    (tmp_path / "hf/test").rmdir()
+    (tmp_path / "hf/validation").rename(tmp_path / "other")
+    assert init("hf") == 2
+    assert capsys.readouterr().err.endswith(
+        "it: train; if these are a data set's parts, name the folder hf/train\n"
+    )
+    (tmp_path / "other").rename(tmp_path / "hf/other")
+    assert init("hf") == 2
+    assert "directly in it: other, train; remove it, add images, or" in capsys.readouterr().err
 
 
 def test_damaged_pictures_are_skipped_and_a_file_is_never_overwritten(tmp_path, monkeypatch, capsys):
