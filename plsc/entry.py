@@ -30,7 +30,11 @@ class Entry:
         overrides: a mapping "Section.key" -> value, or an iterable of "Section.key=value", as `-o` takes
             them. They take precedence over `config`.
         model: a paddle.nn.Layer to use instead of Model.name's, or None. It maps samples [B, *shape] to
-            embeddings [B, Model.embedding_size].
+            embeddings [B, Model.embedding_size]. `train` trains this layer itself. The other methods copy
+            it, and load the checkpoint's weights into the copy. The given layer keeps its own weights.
+
+    `predict`, `model` and `export` share one network. It has the checkpoint's weights, unless you change the
+    layer that `model` returned. `evaluate` always evaluates the checkpoint.
 
     Raises UserError if the config has mistakes, with one line per mistake, and if `model` is not a Layer.
     """
@@ -46,7 +50,7 @@ class Entry:
         if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
             raise UserError(f"model: must be a paddle.nn.Layer object (got {model!r})")
         self._model = model
-        self._network: Any = None  # the network that `predict` and `model` have read
+        self._network: Any = None  # the network that `predict`, `model` and `export` share
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, and write the report. In a launch every rank calls it.
@@ -69,7 +73,8 @@ class Entry:
         """Evaluate a checkpoint on DataLoader.Eval's sets.
 
         The checkpoint is Global.checkpoint, or the newest in output_dir. Prints the table, and writes the
-        report and results.json to output_dir/test.
+        report and results.json to output_dir/test. The weights are always the checkpoint's, also after the
+        layer that `model` returned was changed.
 
         Returns the main set's numbers.
         """
@@ -85,13 +90,16 @@ class Entry:
     ) -> tuple[np.ndarray, list[str]]:
         """Embed images with a checkpoint's backbone.
 
-        The embeddings are L2-normalised, so their inner products are cosines. The first call reads the
-        checkpoint. The first call after `train` reads it again.
+        The embeddings are L2-normalised, so their inner products are cosines. The first call of `predict`,
+        `model` or `export` reads the checkpoint. The first call after `train` reads it again. If you change
+        the layer that `model` returned, `predict` uses the changed weights.
 
         Args:
             images: a list file (one path per line, which a label may follow), an image file, a folder of
-                images at any depth, a PIL image, a list of these, or an array with pixels, uint8 [n, C, H,
-                W].
+                images at any depth, a PIL image, a list of these, or an array with pixels.
+                The array is uint8 [n, C, H, W] from 0 to 255, not normalised. Its size and its order of
+                channels are the network's, `model()[1].shape` and `model()[1].channels` ("RGB", "BGR" or
+                "grey"). A Gallery takes arrays [H, W, 3] in OpenCV's order BGR instead.
             output: folder for embeddings.npy and names.txt. None writes nothing.
 
         Returns the embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
@@ -111,6 +119,9 @@ class Entry:
 
             layer, preprocessing = Entry("output/faces").model()
             embeddings = layer(preprocessing(paddle.to_tensor(pixels)))  # pixels uint8 [n, C, H, W]
+
+        The pixels are those that `predict` takes as an array. Later calls of `predict` and `export` use the
+        same layer, so if you change its weights, they use the changed weights.
 
         Returns the paddle.nn.Layer, in evaluation mode, and its plsc.utils.preprocessing.Preprocessing. The
         layer's embeddings [n, D] are not normalised.
@@ -137,6 +148,9 @@ class Entry:
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
         """Export a checkpoint's backbone in Export.formats, and compare each exported file with the backbone.
 
+        If you changed the layer that `model` returned, the export contains the changed weights. It then has
+        no threshold, because the threshold was measured for the checkpoint.
+
         Args:
             output: the folder to write to. None is output_dir/export.
 
@@ -146,7 +160,7 @@ class Entry:
         from plsc.apps.export import export_checkpoint
 
         with self.config.naming_places():
-            return export_checkpoint(self.config, output, self._model)
+            return export_checkpoint(self.config, output, self._opened())
 
     def dry_run(self, ranks: int | None = None) -> str:
         """Return the resolved config and the run's plan as text.

@@ -289,18 +289,21 @@ def test_a_config_says_how_it_is_changed(trained):
     assert '"Head": ...' in refusal(setattr, config, "Head", None)
 
 
+ARRAY = "predict: pixels must be uint8 [n, C, H, W], here [n, 1, 12, 10] with the channels grey"
+
+
 @pytest.mark.parametrize(
     "images, line",
     [
         ([], "predict: no images given, give at least one"),
         (PIXELS[:0], "predict: no images given, give at least one"),
-        (PIXELS / 1.0, "predict: pixels must be uint8 [n, 1, 12, 10], got float64 [5, 1, 12, 10]"),
-        (PIXELS[:, 0], "predict: pixels must be uint8 [n, 1, 12, 10], got uint8 [5, 12, 10]"),
+        (PIXELS / 1.0, f"{ARRAY}, got float64 [5, 1, 12, 10]; or give PIL images, which plsc converts"),
+        (PIXELS[:, 0], f"{ARRAY}, got uint8 [5, 12, 10]; or give PIL images, which plsc converts"),
         (
             [PIXELS[0]],
             (
                 "predict: expected str, bytes or os.PathLike object, not ndarray; give paths, PIL images, "
-                "or pixels in one array uint8 [n, C, H, W]"
+                "or pixels in one array uint8 [n, C, H, W] with the network's size and order of channels"
             ),
         ),
         (["no.png"], "no.png: no such image"),

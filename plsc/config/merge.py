@@ -98,7 +98,8 @@ class MergedConfig:
             try:
                 text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
             except (TypeError, ValueError) as error:
-                self.add_error((str(key),), f"is no value of a config: {error}", source)
+                remedy = 'give a class by its name, {"name": "module:Class", ...} (docs/extend.md)'
+                self.add_error((str(key),), f"is no value of a config: {error}; {remedy}", source)
                 continue
             self.put(tuple(str(key).split(".")), json.loads(text), source)
 

@@ -28,7 +28,7 @@ def samples_to_predict(
 
     Args:
         given: a list file, an image file, a folder of images at any depth, a PIL image, several of these, or
-            pixels uint8 [n, *shape].
+            pixels uint8 [n, *shape], with the channels in the preprocessing's order.
         preprocessing: the preprocessing that the network was trained with.
 
     Raises MissingFileError or UserError.
@@ -37,7 +37,9 @@ def samples_to_predict(
         if given.dtype != np.uint8 or given.shape[1:] != preprocessing.shape:
             shape = ", ".join(map(str, preprocessing.shape))
             raise UserError(
-                f"predict: pixels must be uint8 [n, {shape}], got {given.dtype} {list(given.shape)}"
+                f"predict: pixels must be uint8 [n, C, H, W], here [n, {shape}] with the channels "
+                f"{preprocessing.channels}, got {given.dtype} {list(given.shape)}; "
+                "or give PIL images, which plsc converts"
             )
         return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
     if isinstance(given, (str, os.PathLike)) or _is_pil(given):
@@ -79,7 +81,8 @@ def _in_folder(picture: Any) -> list[Any]:
         path = os.fsdecode(picture)
     except TypeError as error:
         raise UserError(
-            f"predict: {error}; give paths, PIL images, or pixels in one array uint8 [n, C, H, W]"
+            f"predict: {error}; give paths, PIL images, or pixels in one array uint8 [n, C, H, W] with the "
+            "network's size and order of channels"
         ) from None
     return images_below(path) if os.path.isdir(path) else [path]
 

@@ -42,7 +42,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
 
     Args:
         cfg: config that names the checkpoint and the sets.
-        model: Layer that gets the weights instead of Model.name's, or None.
+        model: Layer to copy instead of building Model.name's, or None.
     """
     saved = open_checkpoint(cfg.Global)
     if not cfg.DataLoader.Eval.sets():
@@ -136,7 +136,7 @@ def open_network(
 
     Args:
         cfg: config that names the checkpoint.
-        model: Layer that gets the weights instead of Model.name's, or None.
+        model: Layer to copy instead of building Model.name's, or None.
 
     Returns the network, in evaluation mode, and the checkpoint.
     """

@@ -6,8 +6,10 @@ export share this module.
 Try it: `load_network(store.Checkpoint.open("output/faces/checkpoints/step-00000100"), load("output/faces"))`.
 """
 
+import copy
 from typing import Any
 
+import numpy as np
 import paddle
 
 from plsc.backbones.config import ModelCfg
@@ -75,28 +77,54 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: st
 def load_network(
     saved: store.Checkpoint, cfg: Config, model: paddle.nn.Layer | None = None
 ) -> paddle.nn.Layer:
-    """Build the backbone of the config's Model, or use `model`, and load the checkpoint's weights into it.
+    """Build the backbone of the config's Model, or copy `model`, and load the checkpoint's weights into it.
 
-    Raises UserError if the weights belong to a different network.
+    `model` keeps its own weights. If they differ from the checkpoint's, a log line reports this.
+
+    Raises UserError if the weights belong to a different network, or if `model` cannot be copied.
 
     Args:
         saved: the checkpoint.
         cfg: the config.
-        model: Layer to use instead of Model.name's, or None.
+        model: Layer to copy instead of building Model.name's, or None.
     """
-    backbone = model or build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
     remedy = ""
-    if model:
+    if model is not None:
+        backbone = _copy(model)
         remedy = "model= must be the network that the run was trained with"
-    elif saved.config.get("Model") == cfg.Model.model_dump(mode="json"):
-        remedy = (
-            "the run was trained with a network given as model=, or the class has changed; give the network "
-            f"in Python, Entry('{saved.path.parent.parent}', model=...)"
-        )
+    else:
+        backbone = build_backbone(cfg.Model, cfg.Global.seed, saved.preprocessing.shape)
+        if saved.config.get("Model") == cfg.Model.model_dump(mode="json"):
+            remedy = (
+                "the run was trained with a network given as model=, or the class has changed; give the "
+                f"network in Python, Entry('{saved.path.parent.parent}', model=...)"
+            )
     load_backbone(backbone, saved, remedy)
+    if model is not None and not has_weights(model, saved):
+        get_logger().info(
+            f"model=: its own weights are not used and not changed; a copy has the weights of {saved.path}"
+        )
     if saved.manifest.weights != BACKBONE:
         get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
     return backbone
+
+
+def _copy(model: paddle.nn.Layer) -> paddle.nn.Layer:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # any error, in the user's class or in Paddle
+        raise UserError(
+            f"model=: {type(model).__name__} cannot be copied ({in_one_line(error)}); "
+            "name its class in Model.name instead"
+        ) from error
+
+
+def has_weights(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> bool:
+    """Return whether all arrays of `backbone` equal the checkpoint's weights to use."""
+    own, weights = backbone.state_dict(), saved.weights()
+    return own.keys() == weights.keys() and all(
+        np.array_equal(own[name].numpy(), array) for name, array in weights.items()
+    )
 
 
 # Settings that a resumed run must have in common with the saved one. The arrays' shapes do not show a

@@ -30,10 +30,10 @@ from plsc.apps.export.description import describe, readme
 from plsc.apps.export.graphs import check, make_example, save_paddle
 from plsc.apps.export.onnx_graph import NEED_ONNX, doubtful_layers, save_onnx, why_no_onnx
 from plsc.apps.export.other_programs import refuse_other_pictures, save_insightface, save_paddlex
+from plsc.checkpoint.store import Checkpoint
 from plsc.config import Config
 from plsc.errors import UserError
-from plsc.training.load_weights import load_network
-from plsc.training.run_folder import open_checkpoint
+from plsc.training.load_weights import has_weights
 from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.files import read_json
 from plsc.utils.logging import get_logger
@@ -42,33 +42,37 @@ _CHECKED_BATCHES = (1, 8)
 
 
 def export_checkpoint(
-    cfg: Config, output: str | os.PathLike | None = None, model: nn.Layer | None = None
+    cfg: Config, output: str | os.PathLike | None, opened: tuple[nn.Layer, Checkpoint]
 ) -> dict[str, Any]:
-    """Export the checkpoint that a config names. Every rank calls it, after `start`.
+    """Export the network of a checkpoint. Every rank calls it, after `start`.
+
+    If the network's weights are no longer the checkpoint's, the export contains the weights that the network
+    has now. It then has no threshold and no identity, because those are the checkpoint's.
 
     Args:
         cfg: the config.
         output: export folder. None is output_dir/export.
-        model: a Layer that gets the weights, in place of the network that Model.name names.
+        opened: the network and its checkpoint, from plsc.training.inference.open_network.
 
     Returns the content of preprocessing.json, and "folder".
     """
-    saved = open_checkpoint(cfg.Global)
-    backbone = load_network(saved, cfg, model)
+    backbone, saved = opened
     flip = cfg.DataLoader.Eval.flip
     folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
 
     def write() -> dict[str, Any]:
+        same = has_weights(backbone, saved)
         facts = export(
             backbone,
             folder,
             preprocessing=saved.preprocessing,
             formats=cfg.Export.formats,
             flip=flip,
-            threshold=saved.threshold(flip),
-            network=saved.network(flip),
+            threshold=saved.threshold(flip) if same else None,
+            network=saved.network(flip) if same else None,
         )
-        print(f"done: exported {saved.path} to {folder}")
+        changed = "" if same else ", with the weights that were changed since, without a threshold,"
+        print(f"done: exported {saved.path}{changed} to {folder}")
         return facts
 
     return distributed.run_on_rank_0(write)
