@@ -99,7 +99,8 @@ class Verification:
         if self.accuracy is None:
             return "no accuracy: pairs of one kind"
         found = f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
-        if self.eer is not None and 1 - self.eer - self.accuracy > 0.1:
+        is_near = np.ptp(self.similarity) < 0.05  # ten of the protocol's distances
+        if is_near and self.eer is not None and 1 - self.eer - self.accuracy > 0.1:
             found += (
                 f" (EER {percent(self.eer)}: the cosines are so near each other that the protocol's "
                 "distances, in steps of 0.01, cannot part them)"

@@ -28,7 +28,7 @@ def test_it_finds_what_sorting_everything_finds(monkeypatch, queries, block, k):
     np.testing.assert_array_equal(index, expected_index)
 
 
-@pytest.mark.parametrize("size", [5, 7, 50, 131, 8200])
+@pytest.mark.parametrize("size", [5, 7, 50, 131, 4100, 8200])
 def test_equal_rows_come_in_their_order_however_many_are_asked(size):
     rng = np.random.default_rng(size)
     gallery = unit_rows(rng.standard_normal((size, 128)).astype(np.float32))
