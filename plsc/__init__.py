@@ -21,8 +21,10 @@ os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 # OpenCV logs a line or two for each damaged image, which plsc reports itself, and for each network it opens.
 if "OPENCV_LOG_LEVEL" not in os.environ:
     os.environ["OPENCV_LOG_LEVEL"] = "SILENT"
-    if "cv2" in sys.modules:  # OpenCV has already read the variable
-        sys.modules["cv2"].utils.logging.setLogLevel(0)
+    if opencv := sys.modules.get("cv2"):  # it has already read the variable
+        for owner in (opencv, getattr(getattr(opencv, "utils", None), "logging", None)):  # OpenCV 4, OpenCV 5
+            if hasattr(owner, "setLogLevel"):
+                owner.setLogLevel(0)
 warnings.filterwarnings("ignore", message="No ccache found")  # Paddle warns when it is imported
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other name
