@@ -12,6 +12,13 @@
 #endif
 #define PLSC_API extern "C" __attribute__((visibility("default")))
 
+// Before a function: compile it for three instruction sets. The system takes the one that this processor has.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
 const int64_t MOST_THREADS = 1024;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

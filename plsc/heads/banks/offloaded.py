@@ -1,9 +1,9 @@
 """Store a bank's rows in a file on the disk, or as bfloat16 in host memory.
 
 The storage is this file or the array in memory. It has space for all rows in the shard. It contains only the
-rows that were updated or loaded from a checkpoint. A row's initial value depends only on the seed and the row
-number, so the value of every other row is drawn whenever the row is read. A bank of any size is therefore
-ready at once.
+rows that were updated or loaded from a checkpoint, each in the place that it got then (row_storage.py). A
+row's initial value depends only on the seed and the row number, so the value of every other row is drawn
+whenever the row is read. A bank of any size is therefore ready at once.
 
 With sampling, a step's rows are read into a buffer in host memory, in float32, and are updated there. The
 random draw of the next step's classes is known in advance (sampling.py). While the backbone runs, a thread
@@ -28,7 +28,7 @@ import paddle
 
 from plsc.heads.banks.bank import INIT_ROWS, Bank, Selection, StateRows
 from plsc.heads.banks.host import MemorySelection, update_arrays
-from plsc.heads.banks.row_storage import FileRowStorage
+from plsc.heads.banks.row_storage import FileRowStorage, Places
 from plsc.heads.optimizer import Update
 from plsc.heads.sampling import ClassShard
 from plsc.native import bfloat16
@@ -122,7 +122,7 @@ class OffloadedBank(Bank):
             self._storage = np.zeros((shard.size, end), self._dtype)
         else:
             self._storage = FileRowStorage(folder, shard.size, end, self._dtype)
-        self._is_stored = np.zeros(shard.size, bool)
+        self._places = Places(shard.size)
         self._initial = NormalRows(seed, shard.start, shard.stop, width, std, INIT_ROWS, self._dtype.name)
         self._ahead = _Buffer(self.shapes)  # buffer for the next step's rows
         self._spare: list[_Buffer] = []  # buffers of steps that have ended
@@ -154,34 +154,30 @@ class OffloadedBank(Bank):
             step: training step number.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
+            part = rows[start : start + _ROWS_AT_ONCE]
+            positions, places = self._places.give(part)
             keys = None
             if self._dtype != np.float32:
-                keys = rounding_keys(self._seed, step, rows[part] + self.shard.start)
-            self._storage[rows[part]] = pack(list(buffer.arrays.values()), slots[part], keys)
-            self._is_stored[rows[part]] = True
+                keys = rounding_keys(self._seed, step, part[positions] + self.shard.start)
+            self._storage[places] = pack(list(buffer.arrays.values()), slots[start + positions], keys)
 
-    def _records(self, rows: np.ndarray, centres: bool = True) -> np.ndarray:
+    def _records(self, rows: np.ndarray) -> np.ndarray:
         """Read rows from the storage, with all arrays' columns.
 
         If a row was never written, its centre is drawn, and its other numbers are 0.
 
         Args:
             rows: row numbers, int64 [k].
-            centres: whether to draw the centres of rows that were never written. If False, these centres are
-                0.
 
         Returns the rows in the storage's dtype, [k, columns].
         """
-        is_stored = self._is_stored[rows]
-        if is_stored.all():
-            return self._storage[rows]
+        positions, places = self._places.find(rows)
+        if _in_order(positions, rows):
+            return self._storage[places]
         records = np.zeros((len(rows), self._storage.shape[1]), self._dtype)
-        if is_stored.any():  # reading unwritten rows takes as long as reading written rows
-            records[is_stored] = self._storage[rows[is_stored]]
-        if centres:
-            drawn = np.flatnonzero(~is_stored)
-            records[drawn, self._columns["centres"]] = self._initial(rows[drawn])
+        records[positions] = self._storage[places]
+        new = np.delete(np.arange(len(rows)), positions)
+        records[new, self._columns["centres"]] = self._initial(rows[new])
         return records
 
     def _in_dtype(self, numbers: np.ndarray) -> np.ndarray:
@@ -303,7 +299,24 @@ class OffloadedBank(Bank):
         self._wait()
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
-        return self._records(rows, name == "centres")[:, self._columns[name]]
+        positions, places = self._places.find(rows)
+        if _in_order(positions, rows):
+            return self._storage[places][:, self._columns[name]]
+        if not len(positions):
+            return self._new(name, rows)
+        values = np.empty((len(rows), *self.shapes[name][1:]), self._dtype)
+        values[positions] = self._storage[places][:, self._columns[name]]
+        new = np.delete(np.arange(len(rows)), positions)
+        values[new] = self._new(name, rows[new])
+        return values
+
+    def _new(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return the values that rows of one array have before they are written for the first time."""
+        return (
+            self._initial(rows)
+            if name == "centres"
+            else np.zeros((len(rows), *self.shapes[name][1:]), self._dtype)
+        )
 
     def _load_rows(self, start, rows):
         self._wait()
@@ -311,8 +324,13 @@ class OffloadedBank(Bank):
         stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
         for name, array in rows.items():
             stored[:, self._columns[name]] = self._in_dtype(bfloat16.float32_of(array))
-        self._storage[start : start + len(stored)] = stored
-        self._is_stored[start : start + len(stored)] = True
+        positions, places = self._places.give(np.arange(start, start + len(stored)))
+        self._storage[places] = stored[positions]
+
+
+def _in_order(positions: np.ndarray, rows: np.ndarray) -> bool:
+    """Return whether all rows were found, in the order in which they were asked for."""
+    return len(positions) == len(rows) and bool((positions[1:] > positions[:-1]).all())
 
 
 class BufferedSelection(MemorySelection):

@@ -8,21 +8,22 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.heads.banks import row_storage
-from plsc.heads.banks.row_storage import FileRowStorage
+from plsc.heads.banks.row_storage import FileRowStorage, Places
 from tests.helpers.refusals import refusal
 
 
 def test_what_is_written_is_read(tmp_path):
     made = FileRowStorage(tmp_path, 50, 6, np.float32)
-    assert not made[0:50].any()
+    every = np.arange(50)
+    assert not made[every].any()
     want = np.zeros((50, 6), np.float32)
     rng = np.random.default_rng(0)
-    for rows in (slice(10, 31), np.array([0, 12, 13, 14, 15, 16, 40, 49]), np.array([], int), slice(7, 7)):
+    for rows in (np.arange(10, 31), np.array([0, 12, 13, 14, 15, 16, 40, 49]), np.array([], int)):
         numbers = rng.standard_normal(want[rows].shape).astype(np.float32)
         made[rows] = numbers
         want[rows] = numbers
         assert np.array_equal(made[rows], numbers)
-    assert np.array_equal(made[0:50], want)
+    assert np.array_equal(made[every], want)
     assert np.array_equal(made[np.array([49, 3, 3, 12])], want[[49, 3, 3, 12]])
 
 
@@ -69,9 +70,34 @@ def test_a_disk_that_fails_is_reported(tmp_path, monkeypatch):
 
     monkeypatch.setattr(row_storage, "write_records", broken)
     monkeypatch.setattr(row_storage, "read_records", broken)
-    for use in (lambda: made.__setitem__(slice(0, 1), np.zeros((1, 8), np.float32)), lambda: made[0:1]):
+    first = np.arange(1)
+    for use in (lambda: made.__setitem__(first, np.zeros((1, 8), np.float32)), lambda: made[first]):
         with pytest.raises(
             UserError,
             match=r": class centres: cannot be (written|read): Input/output error; resume from the newest",
         ):
             use()
+
+
+def test_rows_that_are_written_together_lie_side_by_side_in_their_block():
+    block, places = row_storage._BLOCK, Places(100_000)
+    first = np.array([5, 900, block - 1, block, 99_999])
+    positions, found = places.give(first)
+    assert positions.tolist() == [0, 1, 2, 3, 4] and found.tolist() == [0, 1, 2, block, 3 * block]
+    positions, found = places.give(np.array([0, 900, 901, block + 7]))  # 900 stays in its place
+    assert positions.tolist() == [1, 0, 2, 3] and found.tolist() == [1, 3, 4, block + 1]
+    positions, found = places.find(np.array([99_999, 4, 901, 0]))
+    assert positions.tolist() == [3, 2, 0] and found.tolist() == [3, 4, 3 * block]
+
+
+@pytest.mark.parametrize("count", [1, 32_767, 32_768, 32_769, 150_000])
+def test_each_row_has_one_place_in_the_space_of_its_block(count):
+    rng, places, seen = np.random.default_rng(count), Places(count), {}
+    for size in (1, count // 3, count // 2, count):
+        rows = np.sort(rng.choice(count, size, replace=False))
+        positions, found = places.give(rows)
+        assert len(found) == size and (np.diff(found) > 0).all()
+        assert (found // row_storage._BLOCK == rows[positions] // row_storage._BLOCK).all()
+        for row, place in zip(rows[positions].tolist(), found.tolist(), strict=True):
+            assert seen.setdefault(row, place) == place
+    assert sorted(seen.values()) == list(range(count))
