@@ -50,12 +50,13 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     Returns class numbers counted from the shard's start, int64, ascending.
     """
     parts = [np.empty(0, np.int64)]
+    rng = np.random.Generator(np.random.Philox(counter=[0, 0, 0, step], key=[seed, 0]))
+    state = rng.bit_generator.state
     for block in range(shard.start // _BLOCK, -(-shard.stop // _BLOCK)):
         first = block * _BLOCK
         size = min(_BLOCK, shard.num_classes - first)
-        rng = np.random.Generator(
-            np.random.Philox(key=np.array([seed, block], np.uint64), counter=[0, 0, 0, step])
-        )
+        state["state"]["key"][1] = block  # a new generator would take as long as the draw itself
+        rng.bit_generator.state = state
         count = int(rate * size)
         count += rng.random() < rate * size - count
         parts.append(np.sort(rng.choice(size, count, replace=False, shuffle=False)) + first)

@@ -50,8 +50,8 @@ void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t
 typedef void (*Body)(void* data, int64_t thread, int64_t threads);
 void run_threads(Body body, void* data);
 
-// Calls body(thread, threads) on every thread of the team. Each thread's work is fixed, so results are
-// repeatable.
+// Calls body(thread, threads) on every thread of the team. If a sum depends on which thread does which work, this
+// work must be fixed, so that results are repeatable.
 template <typename F>
 void on_threads(const F& body) {
   run_threads([](void* data, int64_t thread, int64_t threads) { (*static_cast<const F*>(data))(thread, threads); },

@@ -14,7 +14,7 @@ import numpy as np
 
 from plsc.native import address, compiled
 
-_APART = 1024  # Numbers between two noted positions. Each position takes 4 bytes.
+_APART = 256  # Numbers between two noted positions. Each position takes 4 bytes.
 
 
 class NormalRows:
