@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +60,8 @@ class Slurm:
         host = os.uname().nodename.partition(".")[0]
         text = CONFIG.format(host=host, folder=folder, ports=[free_port() for _ in range(3)])
         (folder / "slurm.conf").write_text(text)
-        os.environ.update(SLURM_CONF=f"{folder}/slurm.conf", PYTHONPATH=str(ROOT))
+        search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the job's script calls `python`
+        os.environ.update(SLURM_CONF=f"{folder}/slurm.conf", PYTHONPATH=str(ROOT), PATH=search)
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o400)
         files = {
@@ -128,7 +131,9 @@ def test_what_is_stopped_saves_and_resumes(slurm, whole, tmp_path, what, pause):
     (tmp_path / "pause").write_text(str(pause))
     options = ["--time=2", "--signal=TERM@30"] if what == "time" else ["--time=10"]
     job = slurm.submit(tmp_path, options=options)
+    end = time.monotonic() + 240
     while not newest_step(tmp_path / "out/checkpoints"):
+        assert time.monotonic() < end, (tmp_path / f"slurm-{job}.out").read_text()
         time.sleep(0.2)
     if what == "node":
         slurm.daemons["n1"].terminate()
