@@ -33,8 +33,8 @@ class Entry:
             embeddings [B, Model.embedding_size]. `train` trains this layer itself. The other methods copy
             it, and load the checkpoint's weights into the copy. The given layer keeps its own weights.
 
-    `predict`, `model` and `export` share one network. It has the checkpoint's weights, unless you change the
-    layer that `model` returned. `evaluate` always evaluates the checkpoint.
+    `predict`, `classify`, `model` and `export` share one network. It has the checkpoint's weights, unless you
+    change the layer that `model` returned. `evaluate` always evaluates the checkpoint.
 
     Raises UserError if the config has mistakes, with one line per mistake, and if `model` is not a Layer.
     """
@@ -50,7 +50,8 @@ class Entry:
         if model is not None and (isinstance(model, type) or not hasattr(model, "sublayers")):
             raise UserError(f"model: must be a paddle.nn.Layer object (got {model!r})")
         self._model = model
-        self._network: Any = None  # the network that `predict`, `model` and `export` share
+        self._network: Any = None  # the network that `predict`, `classify`, `model` and `export` share
+        self._head: Any = None
 
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, and write the report. In a launch every rank calls it.
@@ -65,7 +66,7 @@ class Entry:
         """
         from plsc.training.run import train
 
-        self._network = None
+        self._network = self._head = None
         with self.config.naming_places():
             return train(self.config, self._model)
 
@@ -91,8 +92,8 @@ class Entry:
         """Embed images with a checkpoint's backbone.
 
         The embeddings are L2-normalised, so their inner products are cosines. The first call of `predict`,
-        `model` or `export` reads the checkpoint. The first call after `train` reads it again. If you change
-        the layer that `model` returned, `predict` uses the changed weights.
+        `classify`, `model` or `export` reads the checkpoint. The first call after `train` reads it again. If
+        you change the layer that `model` returned, `predict` uses the changed weights.
 
         Args:
             images: a list file (one path per line, which a label may follow), an image file, a folder of
@@ -114,14 +115,46 @@ class Entry:
                 write_embeddings(Path(output), embeddings, names)
         return embeddings, names
 
+    def classify(
+        self, images: str | os.PathLike | Sequence[Any] | np.ndarray, output: str | os.PathLike | None = None
+    ) -> tuple[list[str | None], np.ndarray, list[str]]:
+        """Find each image's class among the classes in the training data.
+
+        The class is the one that an evaluation on labelled images predicts. Every image gets a class, also
+        if it shows none of the classes. The similarity is then usually low. A Gallery can answer "nobody".
+
+        Args:
+            images: the images, as `predict` takes them.
+            output: folder for classes.csv. None writes nothing.
+
+        Returns three things for the n images:
+            the classes' names. A name is the class's number as text if the training data has no names. It
+                is None if several classes are equally similar.
+            the similarities, float32 [n]. If the head has a margin, a similarity is the cosine between the
+                embedding and the class centre. Otherwise it is the head's logit.
+            the images' names, as `predict` returns them.
+        """
+        start(self.config.Global)
+        from plsc import distributed
+        from plsc.training.inference import classify, open_head, write_classes
+
+        with self.config.naming_places():
+            network = self._opened()
+            self._head = self._head or open_head(self.config, network[1])
+            classes, similarity, names = classify(self.config, images, network, self._head)
+            if output is not None and distributed.rank() == 0:
+                what = "cosine" if self._head.margin else "logit"
+                write_classes(Path(output), classes, similarity, names, what)
+        return classes, similarity, names
+
     def model(self) -> tuple[Any, Any]:
         """Return the checkpoint's trained network, and its samples' preprocessing.
 
             layer, preprocessing = Entry("output/faces").model()
             embeddings = layer(preprocessing(paddle.to_tensor(pixels)))  # pixels uint8 [n, C, H, W]
 
-        The pixels are those that `predict` takes as an array. Later calls of `predict` and `export` use the
-        same layer, so if you change its weights, they use the changed weights.
+        The pixels are those that `predict` takes as an array. Later calls of `predict`, `classify` and
+        `export` use the same layer, so if you change its weights, they use the changed weights.
 
         Returns the paddle.nn.Layer, in evaluation mode, and its plsc.utils.preprocessing.Preprocessing. The
         layer's embeddings [n, D] are not normalised.

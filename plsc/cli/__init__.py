@@ -45,7 +45,7 @@ VERBS = {
         "answer over HTTP whom a picture shows, with a web page",
         "use",
     ),
-    "predict": Verb("plsc.cli.inference:predict", "write the embeddings of images, as .npy", "use"),
+    "predict": Verb("plsc.cli.inference:predict", "write the embeddings of images, or their classes", "use"),
     "export": Verb(
         "plsc.cli.inference:export", "write the network for Paddle Inference, ONNX and others", "use"
     ),

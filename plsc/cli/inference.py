@@ -17,9 +17,16 @@ def evaluate(argv: Sequence[str]) -> None:
 
 def predict(argv: Sequence[str]) -> None:
     """Run `plsc predict`."""
-    parser = make_parser("predict", "write the embeddings of images, as .npy", "-c first a.png b.png")
+    parser = make_parser(
+        "predict", "write the embeddings of images, or their classes", "-c first a.png b.png"
+    )
     parser.add_argument("images", nargs="+", help="image files, folders of them, or one .txt list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
+    parser.add_argument(
+        "--classes",
+        action="store_true",
+        help="write each image's most similar class in the training data as .csv, instead of embeddings",
+    )
     args = parse(parser, argv)
     from plsc.entry import Entry
 
@@ -27,7 +34,8 @@ def predict(argv: Sequence[str]) -> None:
     if len(images) == 1 and images[0].endswith(".txt"):
         images = images[0]
     entry = Entry(args.config, args.override)
-    entry.predict(images, args.output or os.path.join(entry.config.Global.output_dir, "predict"))
+    output = args.output or os.path.join(entry.config.Global.output_dir, "predict")
+    (entry.classify if args.classes else entry.predict)(images, output)
 
 
 def export(argv: Sequence[str]) -> None:

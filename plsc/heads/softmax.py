@@ -69,7 +69,7 @@ from plsc.distributed.device import takes_device_path, to_device, to_host
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory
 from plsc.heads.banks.bank import Bank, Selection
-from plsc.heads.blocks import Block, plan_blocks
+from plsc.heads.blocks import Block, Vectors, plan_blocks
 from plsc.heads.constants import whole
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
@@ -251,17 +251,21 @@ class SoftmaxHead:
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
     @paddle.no_grad()
-    def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
-        """Find the class with the largest logit for each embedding, without margin and sampling.
+    def classify(self, emb_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Find the most similar class for each embedding, without margin and sampling.
 
-        Every rank calls this method with the same embeddings. No logits except the largest ones are sent to
-        other ranks. The logits that exist at the same time fit into the memory limit.
+        If the head has a margin, the similarity is the cosine between the embedding and the class centre.
+        Otherwise it is the logit.
+
+        Every rank calls this method with the same embeddings. No similarities except the largest ones are
+        sent to other ranks. The similarities that exist at the same time fit into the memory limit.
 
         Args:
-            emb_ND: embeddings, float [N, D]. Here N is any number.
+            emb_ND: embeddings, float [N, D], of any length. Here N is any number.
 
-        Returns class numbers, int64 [N]. The number is C if several classes have the largest logit, because a
-        tie is not a hit. The number may also be C if a logit is not finite.
+        Returns class numbers, int64 [N], and these classes' similarities, float32 [N]. The number is C if
+        several classes have the largest similarity, because a tie is not a hit. The number may also be C if a
+        similarity is not finite.
 
         Collectives: if the classes are sharded, an all_reduce MAX of N numbers and another of 2 N numbers.
         """
@@ -269,13 +273,13 @@ class SoftmaxHead:
         block, _ = plan_blocks(
             len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget
         )
-        emb_ND = emb_ND.astype("float32")
+        x_ND = Vectors(emb_ND.astype("float32"), self.margin is not None).values
         best_N = paddle.full([len(emb_ND)], float("-inf"))
         none_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
         class_N = none_N
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            logit_Nb, _ = Block(self.spec, selection, start, stop, "float32").logits(emb_ND)
+            logit_Nb, _ = Block(self.spec, selection, start, stop, "float32").logits(x_ND)
             largest_N = logit_Nb.max(axis=1)
             is_largest_Nb = logit_Nb == largest_N.unsqueeze(1)
             is_alone_N = is_largest_Nb.astype("int32").sum(axis=1) == 1
@@ -284,14 +288,14 @@ class SoftmaxHead:
             class_N = paddle.where(largest_N >= best_N, found_N, class_N)
             best_N = paddle.maximum(largest_N, best_N)
         if not self.spec.sharded:
-            return class_N
+            return class_N, best_N
         own_best_N = best_N.clone()
         distributed.all_reduce(best_N, "max")
         is_best_N = own_best_N == best_N
         lowest_N = paddle.where(is_best_N, class_N, none_N)
         highest_N = paddle.where(is_best_N, class_N, paddle.full_like(class_N, -1))
         negated_N, highest_N = distributed.all_reduce(paddle.stack([-lowest_N, highest_N]), "max").unbind()
-        return paddle.where(highest_N == -negated_N, highest_N, none_N)
+        return paddle.where(highest_N == -negated_N, highest_N, none_N), best_N
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:

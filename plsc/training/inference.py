@@ -1,10 +1,12 @@
 """Evaluate a checkpoint on DataLoader.Eval's sets and write the report, or embed images with its
 network.
 
-Try it: `plsc eval -c output/faces`, or `plsc predict images/ -c output/faces`.
+Try it: `plsc eval -c output/faces`, or `plsc predict images/ --classes -c output/faces`.
 """
 
+import csv
 import datetime
+import io
 import platform
 import shlex
 import sys
@@ -25,6 +27,7 @@ from plsc.evaluation.results import write_results
 from plsc.evaluation.search import unit_rows
 from plsc.evaluation.sets import build_sets
 from plsc.heads.build import build_head
+from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
 from plsc.training.evaluator import Evaluator
 from plsc.training.load_weights import load_network, load_rows
@@ -51,16 +54,7 @@ def evaluate(cfg: Config, model: paddle.nn.Layer | None = None) -> dict[str, Any
         cfg.DataLoader, cfg.Global.seed, saved.preprocessing, saved.num_classes, saved.classes()
     )
     backbone = load_network(saved, cfg, model)
-    head = None
-    if any(data.labels is not None for data in sets.values()):
-        made_with = saved.config.get("Head", {}).get("name", cfg.Head.name)
-        if made_with.removeprefix("dist_") != cfg.Head.kind:  # array shapes may agree although kinds differ
-            raise UserError(f"is {cfg.Head.name}, and {saved.path} was made with {made_with}", "Head.name")
-        sizes = saved.num_classes, cfg.Model.embedding_size
-        head = build_head(
-            cfg.Head, cfg.Optimizer.build_rule(), *sizes, cfg.Global.seed, cfg.Global.output_dir
-        )
-        load_rows(head, saved)
+    head = open_head(cfg, saved) if any(data.labels is not None for data in sets.values()) else None
     evaluator = Evaluator(cfg.DataLoader, sets, backbone, saved.num_classes, head)
     evaluator.evaluate(saved.step)
     if evaluator.rows and distributed.rank() == 0:  # also if some sets failed
@@ -146,6 +140,24 @@ def open_network(
     return backbone, saved
 
 
+def open_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:
+    """Build a checkpoint's head with its class centres. Every rank calls it.
+
+    Args:
+        cfg: config with the head's section, whose kind must be the checkpoint's.
+        saved: the checkpoint.
+    """
+    made_with = saved.config.get("Head", {}).get("name", cfg.Head.name)
+    if made_with.removeprefix("dist_") != cfg.Head.kind:  # array shapes may agree although kinds differ
+        raise UserError(f"is {cfg.Head.name}, and {saved.path} was made with {made_with}", "Head.name")
+    if saved.num_classes == 0:
+        raise UserError(f"{saved.path} has no classes; name the folder of a run that plsc train made")
+    sizes = saved.num_classes, cfg.Model.embedding_size
+    head = build_head(cfg.Head, cfg.Optimizer.build_rule(), *sizes, cfg.Global.seed, cfg.Global.output_dir)
+    load_rows(head, saved)
+    return head
+
+
 def predict(
     cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint]
 ) -> tuple[np.ndarray, list[str]]:
@@ -158,18 +170,68 @@ def predict(
 
     Returns the embeddings [n, D] float32, each of length 1, and the n names.
     """
+    embeddings, names = _embed_given(cfg, images, network)
+    return unit_rows(embeddings), names
+
+
+def classify(
+    cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint], head: SoftmaxHead
+) -> tuple[list[str | None], np.ndarray, list[str]]:
+    """Find images' classes, as `Entry.classify` describes. Every rank calls it, after `start`.
+
+    Args:
+        cfg, images, network: as for `predict`.
+        head: what `open_head` returned for the network's checkpoint.
+    """
+    embeddings, names = _embed_given(cfg, images, network)
+    size = cfg.DataLoader.Train.batch_size
+    batches = np.array_split(embeddings, range(size, len(embeddings), size))
+    found = [head.classify(paddle.to_tensor(batch)) for batch in batches]
+    number, similarity = (np.concatenate([tensor.numpy() for tensor in each]) for each in zip(*found))
+    class_names = network[1].classes() or [str(each) for each in range(head.shard.num_classes)]
+    return [*map([*class_names, None].__getitem__, number)], similarity, names
+
+
+def _embed_given(
+    cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint]
+) -> tuple[np.ndarray, list[str]]:
+    """Embed the images that `Entry.predict` was given.
+
+    Returns the embeddings [n, D] float32, finite and not normalised, and the n names.
+    """
     backbone, saved = network
     read, names = samples_to_predict(images, saved.preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
-    embeddings = unit_rows(embed(backbone, read, len(names), saved.preprocessing, batch, flip))
-    if (bad := np.isnan(embeddings).any(axis=1)).any():
+    embeddings = embed(backbone, read, len(names), saved.preprocessing, batch, flip)
+    if (bad := np.isnan(unit_rows(embeddings)).any(axis=1)).any():
         raise UserError(
             f"predict: the embedding of {escape(names[np.argmax(bad)])} is not finite ({bad.sum():,} of "
             f"{len(names):,} images); the network of {saved.path} has diverged, take an earlier checkpoint"
         )
     return embeddings, names
+
+
+def write_classes(
+    folder: Path, classes: Sequence[str | None], similarity: np.ndarray, names: Sequence[str], what: str
+) -> None:
+    """Write classes.csv to a folder. Rank 0 calls it.
+
+    Args:
+        folder: folder to write to.
+        classes: the images' n classes. For None, the file has an empty field.
+        similarity: float32 [n].
+        names: the images' n names.
+        what: the similarity's name, for the heading.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["image", "class", what])
+    rows.writerows([name, kind, f"{value:.4f}"] for name, kind, value in zip(names, classes, similarity))
+    with writing(folder, remedy="free some space, or name another folder"):
+        replace_file(folder / "classes.csv", text.getvalue().encode("utf-8", "surrogateescape"))
+    print(f"done: the classes of {len(names):,} images in {folder / 'classes.csv'}")
 
 
 def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> None:

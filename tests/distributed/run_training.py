@@ -11,6 +11,7 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.config import load
+from plsc.entry import Entry
 from plsc.evaluation.sets import build_sets
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator
@@ -21,6 +22,7 @@ from tests.helpers.tiny_runs import (
     TINY,
     Linear,
     NoisePairs,
+    arrays,
     assert_takes_over,
     checkpoint,
     make_trainer,
@@ -64,6 +66,15 @@ for count in (7, W, 1):  # uneven, one each, and none for most
     found = embed(net, lambda start, stop: images[start:stop], count, preprocessing, batch_size=2)
     assert_within(found, whole[:count], bound[:count], paths=2)
     assert len(set(d.gather_objects(found.tobytes()))) == 1
+
+# Every rank gets the classes that one process finds among all ranks' centres.
+entry = Entry(TINY, {"Global.checkpoint": str(saved), "Global.output_dir": str(folder / "classes")})
+classes, cosine, _ = entry.classify(images)
+centres = arrays(saved)["head: centres"]
+cosine_NC = entry.predict(images)[0] @ (centres / np.linalg.norm(centres, axis=1, keepdims=True)).T
+assert classes == [str(number) for number in cosine_NC.argmax(axis=1)]
+assert np.allclose(cosine, cosine_NC.max(axis=1), atol=1e-6)
+assert entry.config.Head.name == "dist_arcface" and entry._head.shard.size < len(centres)
 
 # Sets of every kind and size, evaluated together: every rank gets one process's numbers, and only rank 0
 # holds the results.

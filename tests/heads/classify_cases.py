@@ -44,10 +44,14 @@ def classify_equals_argmax() -> int:
             logits += bias
         if kind == "cosine":
             logits /= np.linalg.norm(centres.astype(np.float64), axis=1)
-        found = head.classify(paddle.to_tensor(x))
+            logits /= np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+        found, similarity = head.classify(paddle.to_tensor(x))
         assert found.dtype == paddle.int64
         ties = (logits == logits.max(axis=1, keepdims=True)).sum(axis=1) > 1
         assert kind != "ties" or C < 37 or 0 < ties.sum() < 50
         want = np.where(ties, C, logits.argmax(axis=1))
         assert np.array_equal(found.numpy(), want), (C, sharded, budget, kind)
+        largest = np.abs(x) @ np.abs(centres).max(axis=0) + np.abs(bias).max()  # above the sum of all terms
+        bound = 2 * (D + 2) * np.finfo(np.float32).eps * (largest if kind != "cosine" else np.ones(50))
+        assert (np.abs(similarity.numpy() - logits.max(axis=1)) <= bound).all(), (C, sharded, budget, kind)
     return len(cases)
