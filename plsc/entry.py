@@ -62,6 +62,10 @@ class Entry:
         a set for it, the accuracy is None. If evaluations or the report failed, "failures" has one line for
         each. After a signal it returns {"stopped", "step", "output_dir"}.
 
+        The best step may be an earlier one. output_dir/results.json has it as "best": {"step", "set",
+        "metric", "value"}. `predict`, `classify`, `evaluate` and `export` use its checkpoint if
+        Global.checkpoint is "best", otherwise the newest.
+
         Raises UserError if another run is using output_dir.
         """
         from plsc.training.run import train

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from plsc.checkpoint.evaluation import Evaluation
 from plsc.checkpoint.store import newest_step
 from plsc.config import load
 from plsc.entry import Entry
@@ -112,5 +113,19 @@ def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
         assert (content["step"], content["checkpoint"]) == (step, str(checkpoint(tmp_path, step)))
         assert content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
     assert found["accuracy"] == best["value"]
+    for step, value in ((4, 0.75), (8, 0.5), (12, 0.5)):
+        made = Evaluation.read(checkpoint(tmp_path, step))
+        made.model_copy(update={"value": value}).write(checkpoint(tmp_path, step))
+    line = (
+        "step-00000004 has the best accuracy on noise pairs, 80 images: 0.7500, step-00000012 0.5000; set "
+        "Global.checkpoint=best to use it"
+    )
+    for use in (lambda one: one.predict(PIXELS), Entry.evaluate, Entry.export):
+        use(entry(tmp_path, "Export.formats=[paddle]"))
+        assert capsys.readouterr().out.count(line) == 1
+    entry(tmp_path, "Global.checkpoint=newest").predict(PIXELS)  # which asks for it
+    made.model_copy(update={"value": 0.75}).write(checkpoint(tmp_path, 12))  # as good as the best
+    entry(tmp_path).predict(PIXELS)
+    assert "to use it" not in capsys.readouterr().out
     entry(tmp_path, f"Global.checkpoint={checkpoint(tmp_path, 8)}").predict(PIXELS)
     assert f"reading checkpoint {checkpoint(tmp_path, 8)}\n" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from plsc.checkpoint import store
+from plsc.checkpoint.evaluation import Evaluation
 from plsc.config import Config, load
 from plsc.config.run import GlobalCfg
 from plsc.distributed import environment, lock
@@ -157,6 +158,9 @@ def locate_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
     """Find the checkpoint that Global.checkpoint names, and log its path. Rank 0 alone calls it, because it
     verifies every byte.
 
+    If the key is not set, the newest checkpoint is used. A second line then names the best one, if that had a
+    better evaluation.
+
     Args:
         section: the config's section Global.
         writes: whether this run writes to the folder. If so, it sets damaged checkpoints aside.
@@ -170,9 +174,24 @@ def locate_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
     if path:
         how = f" ({name})" if name in ("newest", "best") else ""
         get_logger().info(f"reading checkpoint {path}{how}")
+        if section.checkpoint is None and not writes:
+            _name_the_best(path)
     elif writes:
         get_logger().info(f"nothing to resume in {section.output_dir}, starting at step 0")
     return path
+
+
+def _name_the_best(newest: Path) -> None:
+    """Log which checkpoint beside the newest one had a better evaluation, if there is one."""
+    path = store.best(newest.parent)
+    best, own = path and Evaluation.read(path), Evaluation.read(newest)
+    if not best or path == newest or (own and own.value == best.value):
+        return
+    here = f", {newest.name} {own.value:.4f}" if own and own.value is not None else ""
+    get_logger().info(
+        f"{path.name} has the best {best.metric} on {best.set}: {best.value:.4f}{here}; set "
+        "Global.checkpoint=best to use it"
+    )
 
 
 def find_checkpoint(section: GlobalCfg) -> Path | None:
