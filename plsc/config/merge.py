@@ -53,6 +53,8 @@ class MergedConfig:
                 f"{escape(path)}: is Python, and a config is YAML; docs/training.md has the key for each "
                 "setting of arcface_torch, and configs/recipes/ has whole configs"
             )
+        if not path.is_file():
+            _refuse_checkpoint(asked)
         stems = {file.stem: str(file) for file in path.parent.glob("*.y*ml")}
         near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
         if Path(f"{asked}.yaml").is_file():  # a folder of pictures, beside the config that `plsc init` wrote
@@ -151,6 +153,18 @@ def config_file(path: Path) -> Path:
         return path
     default = path / "default.yaml"
     return default if default.exists() or not (path / CONFIG).exists() else path / CONFIG
+
+
+def _refuse_checkpoint(path: Path) -> None:
+    """Raise UserError if a path is a checkpoint's folder, or the folder with a run's checkpoints."""
+    if path.is_dir() and path.name == "checkpoints":
+        raise UserError(f"{escape(path)}: contains checkpoints; name the run's folder, {escape(path.parent)}")
+    if path.is_dir() and path.parent.name == "checkpoints":
+        run, here = escape(path.parent.parent), escape(path)
+        raise UserError(
+            f"{here}: is a checkpoint; name the run's folder, and the checkpoint by its key: -c {run} "
+            f'-o Global.checkpoint={here}, in Python Entry("{run}", {{"Global.checkpoint": "{here}"}})'
+        )
 
 
 def _key_of_run(folder: Path) -> str | None:

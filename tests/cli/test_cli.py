@@ -2,6 +2,7 @@
 own processes."""
 
 import errno
+import json
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ import plsc
 from plsc import cli
 from plsc.cli.mistakes import without_traceback
 from plsc.config import Config, load
+from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from tests.helpers.launch import ROOT, run_python
 from tests.helpers.refusals import refusal
@@ -221,6 +224,20 @@ def test_a_key_as_an_option_is_told(capsys, arguments, hint):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["train", *arguments])
     assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_a_checkpoint_as_config_names_the_right_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("output/people/checkpoints/step-00000008").mkdir(parents=True)
+    Path("output/people/config.yaml").touch()
+    checkpoint = "output/people/checkpoints/step-00000008"
+    keys = {"Global.checkpoint": checkpoint}
+    line = refusal(Entry, f"{checkpoint}/")
+    assert line.endswith(f"in Python Entry({json.dumps('output/people')}, {json.dumps(keys)})")
+    assert Entry("output/people", keys).config.Global.checkpoint == checkpoint
+    assert cli.main(["predict", "a.png", "-c", checkpoint]) == 2
+    assert f": -c output/people -o Global.checkpoint={checkpoint}, in" in capsys.readouterr().err
+    assert refusal(Entry, "output/people/checkpoints").endswith("; name the run's folder, output/people")
 
 
 def test_a_folder_of_pictures_as_config_names_the_config_beside_it(tmp_path, monkeypatch):
