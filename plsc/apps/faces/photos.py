@@ -126,7 +126,7 @@ def refuse_group(photo: Picture, faces: Sequence[Face]) -> None:
     if second_share(faces) > _GROUP:
         raise UserError(
             f"{escape(picture_name(photo))}: {several_faces(faces)}; cut out one person, or use the "
-            "largest face with --groups"
+            "largest face with --groups (in Python groups=True)"
         )
 
 

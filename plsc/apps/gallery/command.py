@@ -120,7 +120,11 @@ def _with_folders(pictures: Sequence[str]) -> list[str]:
 
 
 def _report_build(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:
-    return _report(f"{escape(args.gallery)}: {_size(gallery)}", gallery, gallery.left_out)
+    path = escape(args.gallery)
+    text, code = _report(f"{path}: {_size(gallery)}", gallery, gallery.left_out)
+    if code:
+        text += f"\n{path} was written nevertheless; remove it before you build it with another network"
+    return text, code
 
 
 def _list(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]:

@@ -239,8 +239,8 @@ def open_network(
         return _SFaceNetwork(str(path_of(SFACE)))
     if not os.path.isfile(network):
         raise UserError(
-            f"--network {escape(network)}: is not a file; give sface, the path of an ONNX file, or a run "
-            "with -c"
+            f"network {escape(network)}: is not a file; give sface, the path of an ONNX file, or a run (-c "
+            'RUN, in Python network=open_network(config="RUN"))'
         )
     if sha256_of(network) == SFACE.sha256:  # OpenCV runs it, because OpenCV knows its preprocessing
         return _SFaceNetwork(network, os.path.abspath(network))

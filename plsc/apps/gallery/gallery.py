@@ -29,6 +29,7 @@ from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
+_NAME_ITS_NETWORK = "name the gallery's network (-c or --network, in Python network=...)"
 _EQUAL = 1 - 1e-5  # cosine above which pictures are equal, with an allowance for rounding errors
 Embedded = tuple[Picture, np.ndarray]
 """A picture and its embedding, float32 [D]."""
@@ -108,7 +109,7 @@ class Gallery:
         engine = _engine(path)
         engine.check_new(path)
         if not 0 < rate < 0.5:
-            raise UserError(f"--rate: must be between 0 and 0.5, got {rate:g}")
+            raise UserError(f"rate: must be between 0 and 0.5, got {rate:g}")
         named: dict[str, list[Picture]] = {}
         if isinstance(people, Mapping):
             given = people.items()
@@ -176,9 +177,7 @@ class Gallery:
             try:
                 network = open_network(**self._store.facts()["origin"])
             except UserError as error:
-                raise UserError(
-                    f"{self._store.name}: {error}; name its network with -c or --network"
-                ) from None
+                raise UserError(f"{self._store.name}: {error}; {_NAME_ITS_NETWORK}") from None
             self._check(network)
             self._network = network
         return self._network
@@ -194,8 +193,7 @@ class Gallery:
         if network.identity != facts["network"]:
             raise UserError(
                 f"{self._store.name}: its embeddings come from {escape(facts['title'])}, and "
-                f"{network.title} is another network; name theirs with -c or --network, or build the "
-                "gallery again"
+                f"{network.title} is another network; {_NAME_ITS_NETWORK}, or build the gallery again"
             )
 
     def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:

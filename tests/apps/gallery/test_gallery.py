@@ -232,7 +232,7 @@ def test_a_build_is_all_or_nothing(tmp_path):
         ({" a": [picture("a")]}, "no space at its ends"),
     ):
         assert re.search(text, refusal(Gallery.build, path, wrong, Pixels()))
-    assert "--rate: must be between 0 and 0.5, got 0.7" in refusal(
+    assert "rate: must be between 0 and 0.5, got 0.7" in refusal(
         Gallery.build, path, people(1), Pixels(), rate=0.7
     )
     assert not [*tmp_path.iterdir()]
@@ -260,13 +260,30 @@ def test_another_network_is_refused(gallery, tmp_path):
         Gallery.open, tmp_path / "a.gallery", Pixels("other")
     )
     assert re.search(
-        r"a.gallery: --network none\.onnx: .*; name its network with -c",
+        r"a.gallery: network none\.onnx: .*; name the gallery's network \(-c or --network, in Python network",
         refusal(Gallery.open(tmp_path / "a.gallery").search, [picture("Ann")]),
     )
     for make in (Gallery.open, partial(Gallery.build, people={})):
-        assert "--network my.onnx: is not a file; give sface, the path of an ONNX file, or a run" in refusal(
-            make, tmp_path / f"{'a' if make == Gallery.open else 'b'}.gallery", network="my.onnx"
+        assert (
+            "network my.onnx: is not a file; give sface, the path of an ONNX file, or a run (-c RUN, in "
+            in refusal(make, tmp_path / f"{'a' if make == Gallery.open else 'b'}.gallery", network="my.onnx")
         )
+
+
+def test_a_gallery_that_finds_nobody_is_written_and_the_command_says_so(tmp_path, capsys, monkeypatch):
+    """No picture looks like another one to this network. The file stays, so that it can be inspected."""
+    network = Pixels()
+    network._embed = lambda samples: np.float32(
+        [np.random.default_rng([*x.tobytes()]).normal(size=16) for x in samples]
+    )
+    monkeypatch.setattr("plsc.apps.gallery.gallery.open_network", lambda *_, **__: network)
+    path, photos = str(tmp_path / "b.gallery"), str(folder_of(tmp_path / "photos"))
+    assert cli.main(["gallery", "build", path, photos]) == 1
+    last = f"{path} was written nevertheless; remove it before you build it with another network"
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == last and any("fewer than half of the enrolled are found" in line for line in said)
+    assert len(Gallery.open(path, network)) == 3
+    assert cli.main(["gallery", "list", path]) == 1 and last not in capsys.readouterr().out
 
 
 def test_what_is_no_gallery_is_refused(gallery, tmp_path):
