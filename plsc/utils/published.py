@@ -6,6 +6,7 @@ PLSC_CACHE names. Files keep their authors' names.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +40,13 @@ def sha256_of(path: str | os.PathLike) -> str:
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
-def path_of(published: Published) -> Path:
+def path_of(published: Published, *others: Published) -> Path:
     """Return a published file's local path. Download the file if it does not exist.
+
+    Args:
+        published: the file.
+        others: further files that the caller will need. If the download fails, the error names those that do
+            not exist, too.
 
     Raises UserError if it cannot be downloaded, or if its SHA-256 is wrong.
     """
@@ -51,7 +57,7 @@ def path_of(published: Published) -> Path:
         )
     path = Path(folder, published.file)
     if not path.is_file():
-        _fetch(published, path)
+        _fetch(published, path, [each for each in others if not Path(folder, each.file).is_file()])
     if sha256_of(path) != published.sha256:
         raise UserError(
             f"{escape(path)}: is not {published.title} (its SHA-256 differs); remove it to download it again"
@@ -59,11 +65,18 @@ def path_of(published: Published) -> Path:
     return path
 
 
-def _fetch(published: Published, path: Path) -> None:
-    """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong."""
+def _fetch(published: Published, path: Path, others: Sequence[Published]) -> None:
+    """Download a published file to a path. Raises UserError if this fails or the SHA-256 is wrong.
+
+    `others` are further files that the error names.
+    """
     import urllib.request  # takes 20 ms, and is needed only once
 
-    by_hand = f"download {published.address} on another machine or later to {escape(path.parent)}"
+    addresses = " and ".join(each.address for each in (published, *others))
+    by_hand = (
+        f"download {addresses} on another machine or later to {escape(path.parent)}, or set PLSC_CACHE to a "
+        f"folder with {'these files' if others else 'this file'}"
+    )
     with writing(path.parent, remedy="name another folder in PLSC_CACHE"), atomic_write(path) as beside:
         try:
             with (

@@ -61,18 +61,25 @@ def test_a_file_is_fetched_once_and_its_licence_is_shown_once(published, tmp_pat
 def test_a_bad_download_leaves_nothing_and_says_what_to_do(published, tmp_path, name):
     text = refusal(path_of, published(name, sha256="0" * 64))
     assert text.startswith(f"{name}: ")
-    assert text.endswith(f"later to {tmp_path / 'cache'}") and "http://127.0.0.1" in text
+    assert f"later to {tmp_path / 'cache'}, or set PLSC_CACHE to a folder with this file" in text
+    assert "http://127.0.0.1" in text
     assert not [*(tmp_path / "cache").iterdir()]
 
 
-def test_without_a_network_a_line_says_where_to_put_the_file(tmp_path, monkeypatch):
+def test_without_a_network_a_line_says_where_to_put_all_missing_files(tmp_path, monkeypatch):
     monkeypatch.setenv("PLSC_CACHE", str(tmp_path))
     with server() as served:
         port = served.server_port  # closed when the block ends
-    assert re.search(
-        r"a\.onnx: cannot be downloaded \(.*refused.*on another machine or later to",
-        refusal(path_of, Published("a network", f"http://127.0.0.1:{port}/a.onnx", "0" * 64, 1, "MIT")),
+    a, b, c = (
+        Published("a network", f"http://127.0.0.1:{port}/{name}.onnx", "0" * 64, 1, "MIT") for name in "abc"
     )
+    (tmp_path / "c.onnx").touch()
+    both = (
+        f"; download {a.address} and {b.address} on another machine or later to {tmp_path}, or set PLSC_CACHE"
+    )
+    text = refusal(path_of, a, b, c)
+    assert re.search(r"a\.onnx: cannot be downloaded \(.*refused", text)
+    assert text.endswith(f"{both} to a folder with these files")
 
 
 def test_a_user_without_a_home_is_told_to_name_a_folder(published, monkeypatch):

@@ -22,7 +22,7 @@ import numpy as np
 
 from plsc.apps.faces.alignment import SIZE, align
 from plsc.apps.faces.detector import Detector, Face
-from plsc.apps.faces.networks import SFACE
+from plsc.apps.faces.networks import SFACE, YUNET
 from plsc.apps.faces.photos import Picture, find_faces, picture_name, read_photo, refuse_group
 from plsc.apps.gallery.onnx_file import OnnxFile
 from plsc.data.images import to_sample
@@ -236,7 +236,7 @@ def open_network(
     if config is not None:
         return _RunNetwork(config, [*overrides])
     if network in (None, "sface"):
-        return _SFaceNetwork(str(path_of(SFACE)))
+        return _SFaceNetwork(str(path_of(SFACE, YUNET)))
     if not os.path.isfile(network):
         raise UserError(
             f"network {escape(network)}: is not a file; give sface, the path of an ONNX file, or a run (-c "
