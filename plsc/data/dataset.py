@@ -245,7 +245,8 @@ def count_classes(labels: np.ndarray, where: str) -> int:
 
     Raises UserError if the labels are not 0, 1, ... without gaps. The message begins with `where`.
     """
-    present = np.unique(labels)
+    ordered = np.sort(labels)  # since NumPy 2.3, np.unique takes 30 times as long for 40 million labels
+    present = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     count = int(present[-1]) + 1
     if len(present) < count:
         gap = int(np.argmax(present != np.arange(len(present))))

@@ -189,7 +189,9 @@ def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
             numbers = np.empty(0, np.int64)
     lines = text.count(b"\n") + (not text.endswith(b"\n"))
     offsets = numbers[1::2]
-    if not numbers.size or numbers.size != 2 * lines or len(np.unique(offsets)) < lines or offsets.min() < 0:
+    ordered = np.sort(offsets)  # faster than np.unique, as in count_classes
+    repeated = (ordered[1:] == ordered[:-1]).any()
+    if not numbers.size or numbers.size != 2 * lines or repeated or ordered[0] < 0:
         raise UserError(
             f"{path}: is not a record index, whose lines are 'key<TAB>offset'; fetch or make it again"
         )

@@ -182,6 +182,12 @@ def test_a_guide_does_what_it_says(name, given, tmp_path):
     assert name != "extend" or "loss/triplet" in said
 
 
+@pytest.mark.parametrize("read", SHORTER)
+def test_what_is_replaced_is_on_a_page(read):
+    """Otherwise a whole training would run, and nobody would notice."""
+    assert any(read in page for page in PAGES.values())
+
+
 def test_every_page_is_run():
     tables = {"README.zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/config.md", "docs/labbook.md"}
     assert PAGES.keys() == {"README.md", "docs/faces.md", *(f"docs/{name}.md" for name in GUIDES)} | tables
