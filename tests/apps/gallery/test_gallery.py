@@ -7,11 +7,13 @@ import sqlite3
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from plsc import Gallery, cli
+from plsc.apps.faces.networks import SFACE, YUNET
 from plsc.apps.gallery import verify
 from plsc.apps.gallery.answer import Match
 from plsc.apps.gallery.gallery import _decide
@@ -253,6 +255,14 @@ def test_one_name_is_one_person_whatever_its_unicode_form(tmp_path):
     assert [*gallery] == ["Zoë"] and gallery.pictures == 2
     gallery.remove(forms[1])
     assert len(gallery) == 0
+
+
+def test_without_the_internet_one_error_names_both_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSC_CACHE", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", Mock(side_effect=OSError("no route")))
+    line = refusal(Gallery.build, tmp_path / "a.gallery", people(1))
+    assert "cannot be downloaded (no route)" in line and f"to {tmp_path}, or set PLSC_CACHE" in line
+    assert SFACE.address in line and YUNET.address in line
 
 
 def test_another_network_is_refused(gallery, tmp_path):
