@@ -33,6 +33,7 @@ from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.text import plural
 
+_ACCEPTED = "a .pt of torch.save, .safetensors, or .pdparams of PLSC 2.4"
 _MOST = 10  # most tensors that an error names
 # The state dict's keys in files that contain more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
@@ -50,7 +51,19 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
     Raises MissingFileError if there is no such file, and UserError if it is damaged, contains no tensors, or
     needs anything except tensors.
     """
-    what = "weights file of PyTorch or Paddle"
+    what = f"weights file ({_ACCEPTED})"
+    if path.endswith(".onnx") and os.path.isfile(path):
+        raise UserError(
+            f"{escape(path)}: is an ONNX file, not a {what}; "
+            f"a gallery can use it without import: plsc gallery build ... --network {escape(path)}"
+        )
+    above = Path(path).parent
+    if (above / "manifest.json").is_file():
+        run = escape(above.parent.parent if above.parent.name == "checkpoints" else above)
+        raise UserError(
+            f"{escape(path)}: belongs to a checkpoint of plsc, which needs no import; use its network with "
+            f"-c {run}, or start a training with it by Global.init_from={escape(above)}"
+        )
     if os.path.isdir(path):
         raise UserError(
             f"{escape(path)}: is a folder; name a weights file, and begin with a plsc run by "

@@ -1,6 +1,7 @@
 """plsc import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing
 is passed over."""
 
+import os
 import pickle
 
 import numpy as np
@@ -186,7 +187,16 @@ def test_a_file_of_another_network(tmp_path):
             pickle.dumps(print),
             "refused: the file asks for builtins.print; none of it was run",
         ),
-        ("a.onnx", b"\x08\x0a", "is not a weights file of PyTorch or Paddle, or is damaged or truncated"),
+        (
+            "a.pt",
+            b"\x08\x0a",
+            "is not a weights file (a .pt of torch.save, .safetensors, or .pdparams",
+        ),
+        (
+            "a.onnx",
+            b"\x08\x0a",
+            "is an ONNX file, not a weights file (a .pt of torch.save, .safetensors",
+        ),
     ],
 )
 def test_files_that_hold_no_weights(tmp_path, file, data, said):
@@ -205,6 +215,16 @@ def test_what_is_there_is_not_replaced(tmp_path, net):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
+
+
+def test_weights_of_a_run_are_sent_to_its_config_and_to_init_from(tmp_path, net):
+    made = tmp_path / "output" / "checkpoints" / "step-00000004"
+    import_weights(write(tmp_path / "a.pt", of_torch(net)), load(None, MODEL), made, PREPROCESSING)
+    said = refusal(run, tmp_path, str(made / "backbone.safetensors"))
+    assert said.endswith(f"with -c {tmp_path}/output, or start a training with it by Global.init_from={made}")
+    os.replace(made, tmp_path / "imported")
+    said = refusal(run, tmp_path, str(tmp_path / "imported" / "backbone.safetensors"))
+    assert f"with -c {tmp_path}/imported, or start" in said
 
 
 def test_a_run_as_weights_is_sent_to_init_from(tmp_path):
