@@ -1,6 +1,7 @@
 """Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or
 said in a line."""
 
+import shutil
 from unittest.mock import Mock
 
 import cv2
@@ -123,8 +124,20 @@ def test_a_resumed_run_at_its_end_says_so(trained, capsys):
 def test_another_network_is_refused_with_the_config_of_the_run(trained):
     line = refusal(lambda: entry(trained, "Model.widths=[4, 7]").predict(np.zeros((1, 1, 12, 10), np.uint8)))
     assert line.endswith(
-        f": the Model section must be that of the run that made it: -c {trained / 'config.yaml'}"
+        f": Model must be that of the run that made it; copy its Model section from {trained / 'config.yaml'}"
     )
+
+
+def test_a_start_with_another_network_is_told_to_copy_its_model_alone(trained, tmp_path):
+    """The whole config would replace the data of the new run, too."""
+    other = ["Model.widths=[4, 7]", f"Global.init_from={trained}"]
+    line = refusal(entry(tmp_path / "new", *other).train)
+    assert line.endswith(f"; copy its Model section from {trained / 'config.yaml'}")
+    (made,) = (trained / "checkpoints").iterdir()
+    imported = shutil.copytree(made, tmp_path / "imported")  # as plsc import writes it
+    shutil.copy(trained / "config.yaml", imported)
+    line = refusal(entry(tmp_path / "new", *other[:1], f"Global.init_from={imported}").train)
+    assert line.endswith(f"; copy its Model section from {imported / 'config.yaml'}")
 
 
 def test_one_class_is_nothing_to_learn(tmp_path):

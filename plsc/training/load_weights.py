@@ -16,6 +16,7 @@ from plsc.backbones.config import ModelCfg
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import BACKBONE
 from plsc.config import Config
+from plsc.config.merge import CONFIG
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError, in_one_line
 from plsc.heads.softmax import SoftmaxHead
@@ -62,12 +63,11 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, remedy: st
     Args:
         backbone: the layer that gets the weights.
         saved: the checkpoint.
-        remedy: what the error tells the user to do. "" says to give the run's Model section.
+        remedy: what the error tells the user to do. "" tells the user to copy the run's Model section.
     """
-    config = saved.path.parent.parent / "config.yaml"
-    remedy = remedy or (
-        "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
-    )
+    configs = (saved.path / CONFIG, saved.path.parent.parent / CONFIG)  # an imported checkpoint's, a run's
+    written = next((f"; copy its Model section from {path}" for path in configs if path.is_file()), "")
+    remedy = remedy or f"Model must be that of the run that made it{written}"
     own = backbone.state_dict()
     saved.check_matches(saved.num_classes, saved.row_width, backbone=own, remedy=remedy)
     for name, array in saved.weights().items():
