@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from plsc.config import load
+from plsc.data.build import build_dataset
 from plsc.data.folder import ImageFolder
 from plsc.data.hold_out import held_out
 from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
+from plsc.data.synthetic import Synthetic
 from plsc.evaluation.sets import build_sets
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.image_files import write_folder, write_rec
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY
@@ -62,6 +65,35 @@ def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, kind):
         assert train.name(index).split("/")[-2] == name
     there = NAMES[:20] if kind == "folder" else NAMES[1:20]
     assert names_of(pairs) == {name for name in there if held_out([name], 0.3)}
+
+
+class Named(Synthetic):
+    """A user's own set, whose classes are named as in docs/extend.md."""
+
+    def __init__(self, names: list[str], share: float = 0.0, seed: int = 0):
+        names = [name for name, held in zip(names, held_out(names, share)) if not held]
+        super().__init__(len(names), 2, (3, 112, 112), seed)
+        self.identities = names
+
+
+def test_an_own_set_with_names_is_kept_apart_from_the_pairs(tmp_path):
+    people = [letter * 3 for letter in "abcdefghijklmnopqrst"]
+    faces = write_folder(tmp_path / "faces", dict.fromkeys(people, 2))
+    own = {"name": "tests.data.test_hold_out:Named", "names": people}
+    pairs = {"name": "ImagePairs", "images": str(faces), "hold_out": 0.3}
+
+    def build(**more):
+        cfg = load({"DataLoader.Train.dataset": {**own, **more}, "DataLoader.Eval.dataset": pairs}).DataLoader
+        train = build_dataset(cfg, 0)
+        preprocessing = Preprocessing((3, 112, 112))
+        return build_sets(
+            cfg, 0, preprocessing, train.num_classes, train.class_names, seen=train.identities
+        ), train.class_names
+
+    held = names_of(ImagePairs(str(faces), hold_out=0.3))
+    assert f"{len(held)} of its classes are also trained on (the first is {min(held)})" in refusal(build)
+    _, names = build(share=0.3)
+    assert {*names} == {*people} - held
 
 
 def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path, faces, capsys):
