@@ -5,13 +5,11 @@
         store.add("Ann", ["1.jpg"], [embedding])
 
 A gallery's file is never modified. A transaction writes a changed copy beside it, and then renames the copy
-to the gallery's name. So at every moment one file contains a whole transaction's result.
-It may be copied, moved, replaced and restored while other processes use it. It contains nothing that was
-removed.
+to the gallery's name. So at every moment one file contains a whole transaction's result. It may be copied,
+moved, replaced and restored while other processes use it. It contains nothing that was removed.
 
-Readers take no lock and never wait. Writers lock the file, and wait for each other.
-
-The people's mean embeddings are kept in memory. They are computed again if the file was replaced.
+Readers take no lock and never wait. Writers lock the file, and wait for each other. The people's mean
+embeddings are kept in memory. They are computed again if the file was replaced.
 """
 
 from __future__ import annotations
