@@ -50,7 +50,7 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
     Returns class numbers counted from the shard's start, int64, ascending.
     """
     parts = [np.empty(0, np.int64)]
-    rng = np.random.Generator(np.random.Philox(counter=[0, 0, 0, step], key=[seed, 0]))
+    rng = np.random.Generator(np.random.Philox(counter=[0, 0, 0, step], key=np.array([seed, 0], np.uint64)))
     state = rng.bit_generator.state
     for block in range(shard.start // _BLOCK, -(-shard.stop // _BLOCK)):
         first = block * _BLOCK

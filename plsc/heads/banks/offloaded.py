@@ -190,11 +190,14 @@ class OffloadedBank(Bank):
         self._jobs.append(self._thread.submit(work, *args))
 
     def _wait(self) -> None:
-        """Wait until all jobs are done. If a job has raised an exception, raise this exception."""
-        jobs = self._jobs
-        self._jobs = []
-        for job in jobs:
+        """Wait until all jobs are done. If a job has raised an exception, raise this exception.
+
+        A later call raises it again. The storage may then contain only a part of a step's rows, so nobody may
+        read them.
+        """
+        for job in self._jobs:
             job.result()
+        self._jobs = []
 
     def spare_buffer(self) -> _Buffer:
         """Return a buffer for a new step. It contains no rows that were read in advance."""

@@ -62,10 +62,11 @@ class Places:
         """Give a place to the rows that have none.
 
         Args:
-            rows: row numbers, int64 [k], in ascending order.
+            rows: row numbers, int64 [k], all different and in ascending order.
 
         Returns the same as `find`. All rows are found.
         """
+        assert (rows[1:] > rows[:-1]).all(), "else two rows would get one place"
         new = rows[self._in_block[rows] == 0]
         block = new // _BLOCK
         position = np.arange(len(new)) - np.searchsorted(block, block)  # among the new rows of the same block

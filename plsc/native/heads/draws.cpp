@@ -139,7 +139,8 @@ struct Ziggurat {
 
 static const Ziggurat ziggurat;
 
-// Writes the numbers times `std`. All of a row's numbers together are rounded faster than one after the other.
+// Writes a row's numbers times `std`. Rounding a whole row at once is faster than rounding each number when it is
+// drawn.
 template <class Number>
 FOR_EACH_PROCESSOR void store_row(const float* numbers, int64_t width, float std, Number* out) {
   for (int64_t c = 0; c < width; ++c) store(numbers[c] * std, out + c);

@@ -220,6 +220,15 @@ def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
             head.update(0.1, step)
 
 
+def test_a_failure_of_the_thread_is_not_forgotten(tmp_path):
+    """A save must not write what a failed step has left."""
+    bank = make("disk", "float32", tmp_path)
+    bank._queue(lambda: 1 / 0)
+    for use in (bank.state, lambda: bank.select(None), bank.state):
+        with pytest.raises(ZeroDivisionError):
+            use()
+
+
 def test_without_a_compiler_there_is_no_such_bank(tmp_path, monkeypatch):
     monkeypatch.setattr(banks_module, "compiled", lambda: None)
     for kind, dtype in KINDS:

@@ -90,6 +90,12 @@ def test_rows_that_are_written_together_lie_side_by_side_in_their_block():
     assert positions.tolist() == [3, 2, 0] and found.tolist() == [3, 4, 3 * block]
 
 
+@pytest.mark.parametrize("rows", [[3, 1], [1, 3, 3]])
+def test_two_rows_never_get_one_place(rows):
+    with pytest.raises(AssertionError, match="two rows"):
+        Places(10).give(np.array(rows))
+
+
 @pytest.mark.parametrize("count", [1, 32_767, 32_768, 32_769, 150_000])
 def test_each_row_has_one_place_in_the_space_of_its_block(count):
     rng, places, seen = np.random.default_rng(count), Places(count), {}
