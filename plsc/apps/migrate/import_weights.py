@@ -43,6 +43,15 @@ _SKIPPED = {
 }
 
 
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint of plsc. Other programs have a manifest.json, too."""
+    try:
+        store.Checkpoint.open(folder)
+    except (UserError, OSError):
+        return False
+    return True
+
+
 def read_weights(path: str) -> dict[str, np.ndarray]:
     """Read the tensors in a .safetensors file, a .pdparams file or a torch.save file.
 
@@ -58,7 +67,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
             f"a gallery can use it without import: plsc gallery build ... --network {escape(path)}"
         )
     above = Path(path).parent
-    if (above / "manifest.json").is_file():
+    if _is_checkpoint(above):
         run = escape(above.parent.parent if above.parent.name == "checkpoints" else above)
         raise UserError(
             f"{escape(path)}: belongs to a checkpoint of plsc, which needs no import; use its network with "

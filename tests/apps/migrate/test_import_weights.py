@@ -227,6 +227,11 @@ def test_weights_of_a_run_are_sent_to_its_config_and_to_init_from(tmp_path, net)
     assert f"with -c {tmp_path}/imported, or start" in said
 
 
+def test_a_manifest_of_another_program_changes_nothing(tmp_path, net):
+    (tmp_path / "manifest.json").write_text('{"name": "app"}')
+    assert read_weights(str(write(tmp_path / "a.pt", of_torch(net))))
+
+
 def test_a_run_as_weights_is_sent_to_init_from(tmp_path):
     said = refusal(read_weights, str(tmp_path))
     assert said.endswith(f"begin with a plsc run by Global.init_from={tmp_path}")
