@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 from unittest.mock import ANY, Mock
 
-import cv2
 import numpy as np
 import paddle
 import pytest
@@ -27,6 +26,7 @@ from plsc.training.load_weights import load_network
 from plsc.training.run_folder import RUN_FILES, find_checkpoint
 from plsc.utils.logging import setup_logging
 from tests.helpers.bounds import assert_within, perturbed, rounded
+from tests.helpers.image_files import write_grey
 from tests.helpers.launch import run_python
 from tests.helpers.pictures import drawn
 from tests.helpers.refusals import refusal
@@ -94,9 +94,7 @@ def embeddings(folder, flip=False):
 def pictures(tmp_path_factory):
     """PIXELS as files, and a list of them."""
     folder = tmp_path_factory.mktemp("pictures")
-    paths = [str(folder / f"{number}.png") for number in range(len(PIXELS))]
-    for path, pixels in zip(paths, PIXELS):
-        cv2.imwrite(path, pixels[0])
+    paths = write_grey(folder, PIXELS)
     (folder / "list.txt").write_text("".join(f"{number}.png\t0\n" for number in range(len(PIXELS))))
     return paths, folder / "list.txt"
 

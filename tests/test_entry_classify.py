@@ -9,6 +9,7 @@ from plsc import cli
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.evaluation.sets import build_sets
+from tests.helpers.image_files import write_grey
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import IMAGE_SHAPE, NO_PAIRS, TINY, arrays, checkpoint
 
@@ -29,11 +30,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """PIXELS as files."""
-    folder = tmp_path_factory.mktemp("pictures")
-    paths = [str(folder / f"{number}.png") for number in range(len(PIXELS))]
-    for path, pixels in zip(paths, PIXELS):
-        cv2.imwrite(path, pixels[0])
-    return paths
+    return write_grey(tmp_path_factory.mktemp("pictures"), PIXELS)
 
 
 def cosines(folder, emb):

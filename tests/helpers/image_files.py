@@ -23,6 +23,14 @@ def png(number: int) -> bytes:
     return cv2.imencode(".png", pixels)[1].tobytes()
 
 
+def write_grey(folder: Path, pixels: np.ndarray) -> list[str]:
+    """Write grey pictures uint8 [n, 1, H, W], and return their paths."""
+    paths = [str(folder / f"{number}.png") for number in range(len(pixels))]
+    for path, picture in zip(paths, pixels):
+        cv2.imwrite(path, picture[0])
+    return paths
+
+
 def write_rec(path: Path, labels: list, header: bool = True) -> Path:
     """Write a .rec with picture i for label labels[i] (a number, or a tuple of several). header: use
     InsightFace's layout."""

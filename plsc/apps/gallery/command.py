@@ -123,7 +123,7 @@ def _report_build(args: argparse.Namespace, gallery: Gallery) -> tuple[str, int]
     path = escape(args.gallery)
     text, code = _report(f"{path}: {_size(gallery)}", gallery, gallery.left_out)
     if code:
-        text += f"\n{path} was written nevertheless; remove it before you build it with another network"
+        text += f"\n{path} was written; remove it before you build it with another network"
     return text, code
 
 

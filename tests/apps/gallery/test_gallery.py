@@ -289,7 +289,7 @@ def test_a_gallery_that_finds_nobody_is_written_and_the_command_says_so(tmp_path
     monkeypatch.setattr("plsc.apps.gallery.gallery.open_network", lambda *_, **__: network)
     path, photos = str(tmp_path / "b.gallery"), str(folder_of(tmp_path / "photos"))
     assert cli.main(["gallery", "build", path, photos]) == 1
-    last = f"{path} was written nevertheless; remove it before you build it with another network"
+    last = f"{path} was written; remove it before you build it with another network"
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == last and any("fewer than half of the enrolled are found" in line for line in said)
     assert len(Gallery.open(path, network)) == 3
