@@ -6,6 +6,7 @@ Paddle, and this module does not, so that a wrong config is refused at once.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -120,24 +121,35 @@ class Entry:
         return embeddings, names
 
     def classify(
-        self, images: str | os.PathLike | Sequence[Any] | np.ndarray, output: str | os.PathLike | None = None
-    ) -> tuple[list[str | None], np.ndarray, list[str]]:
-        """Find each image's class among the classes in the training data.
+        self,
+        images: str | os.PathLike | Sequence[Any] | np.ndarray,
+        output: str | os.PathLike | None = None,
+        top: int = 1,
+    ) -> tuple[list[list[str | None]], np.ndarray, list[str]]:
+        """Find each image's most similar classes in the training data.
 
-        The class is the one that an evaluation on labelled images predicts. Every image gets a class, also
-        if it shows none of the classes. The similarity is then usually low. A Gallery can answer "nobody".
+            classes, similarity, names = Entry("output/faces").classify(["ann.jpg", "bob.jpg"], top=5)
+            print(classes[0][0], similarity[0, 0])  # the first image's most similar class
+
+        The first class is the one that an evaluation on labelled images predicts. Every image gets classes,
+        also if it shows none of them. The similarity is then usually low. A Gallery can answer "nobody".
 
         Args:
             images: the images, as `predict` takes them.
             output: folder for classes.csv. None writes nothing.
+            top: how many classes to find for each image, T. If there are fewer classes, all are found.
 
         Returns three things for the n images:
-            the classes' names. A name is the class's number as text if the training data has no names. It
-                is None if several classes are equally similar.
-            the similarities, float32 [n]. If the head has a margin, a similarity is the cosine between the
+            n lists with the names of T classes, the most similar class first. A name is the class's number
+                as text if the training data has no names. It is None if several classes are equally similar.
+            the similarities, float32 [n, T]. If the head has a margin, a similarity is the cosine between the
                 embedding and the class centre. Otherwise it is the head's logit.
             the images' names, as `predict` returns them.
         """
+        if not isinstance(top, Integral) or top < 1:
+            raise UserError(
+                f"classify: top, the number of classes per image, must be 1 or more (got {top!r})"
+            )
         start(self.config.Global)
         from plsc import distributed
         from plsc.training.inference import classify, open_head, write_classes
@@ -145,7 +157,7 @@ class Entry:
         with self.config.naming_places():
             network = self._opened()
             self._head = self._head or open_head(self.config, network[1])
-            classes, similarity, names = classify(self.config, images, network, self._head)
+            classes, similarity, names = classify(self.config, images, network, self._head, top)
             if output is not None and distributed.rank() == 0:
                 what = "cosine" if self._head.margin else "logit"
                 write_classes(Path(output), classes, similarity, names, what)

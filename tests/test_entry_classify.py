@@ -51,12 +51,14 @@ def cosines(folder, emb):
 )
 def test_classify_finds_the_nearest_class_in_every_bank(trained, bank, dtype):
     one = entry(trained, f"Head.bank={bank}", f"Head.bank_dtype={dtype}", "DataLoader.Train.batch_size=2")
-    classes, similarity, names = one.classify(PIXELS)
+    classes, similarity, names = one.classify(PIXELS, top=2)
     found = cosines(trained, one.predict(PIXELS)[0])
     precision = 2.0**-8 if dtype == "bfloat16" else 8 * np.finfo(np.float32).eps
     assert names == [*"01234"] and similarity.dtype == np.float32
-    assert (np.abs(found[range(5), [*map(int, classes)]] - similarity) <= precision).all()
-    assert (found.max(axis=1) - similarity <= precision).all() and len(set(classes)) > 1
+    numbers = np.array(classes, int)
+    assert (np.abs(np.take_along_axis(found, numbers, axis=1) - similarity) <= precision).all()
+    assert (np.abs(-np.sort(-found, axis=1)[:, :2] - similarity) <= precision).all()
+    assert len(set(numbers[:, 0])) > 1 and (numbers[:, 0] != numbers[:, 1]).all()
 
 
 def test_predict_writes_the_classes_by_name(trained, pictures, tmp_path, capsys):
@@ -67,10 +69,30 @@ def test_predict_writes_the_classes_by_name(trained, pictures, tmp_path, capsys)
     assert cli.main(["predict", *paths, "--classes", "-c", str(trained), "--output", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"done: the classes of 6 images in {out}/classes.csv"
     classes, similarity, names = entry(trained).classify(paths)
-    assert classes[5] is None and similarity[5] == 0
-    found = ["" if name is None else name for name in classes]
-    rows = [f"{path},{name},{value:.4f}" for path, name, value in zip(names, found, similarity)]
+    assert classes[5] == [None] and similarity[5] == 0
+    found = ["" if name is None else name for (name,) in classes]
+    rows = [f"{path},{name},{value:.4f}" for path, name, value in zip(names, found, similarity[:, 0])]
     assert (out / "classes.csv").read_text().splitlines() == ["image,class,cosine", *rows]
+
+
+def test_predict_writes_a_row_for_each_image_and_class(trained, pictures, tmp_path):
+    run = ["-c", str(trained), "--output", str(tmp_path)]
+    assert cli.main(["predict", *pictures[:2], "--classes", "--top", "1000", *run]) == 0
+    classes, similarity, names = entry(trained).classify(pictures[:2], top=1000)
+    count = len(arrays(checkpoint(trained))["head: centres"])
+    assert [len(set(row)) for row in classes] == [count, count] and (np.diff(similarity) < 0).all()
+    rows = [
+        f"{names[row]},{classes[row][column]},{similarity[row, column]:.4f}"
+        for row in range(2)
+        for column in range(count)
+    ]
+    assert (tmp_path / "classes.csv").read_text().splitlines() == ["image,class,cosine", *rows]
+
+
+@pytest.mark.parametrize("top", [0, -1, 2.5, "3"])
+def test_the_number_of_classes_is_checked(trained, top):
+    line = refusal(entry(trained).classify, PIXELS, top=top)
+    assert line == f"classify: top, the number of classes per image, must be 1 or more (got {top!r})"
 
 
 def test_the_classes_of_plain_softmax_are_those_of_the_evaluation(tmp_path):
@@ -88,12 +110,12 @@ def test_the_classes_of_plain_softmax_are_those_of_the_evaluation(tmp_path):
     (images,) = build_sets(run.config.DataLoader, run.config.Global.seed, preprocessing, 7, people).values()
     pixels = images.images(0, images.count)
     classes, logits, _ = run.classify(pixels)
-    assert np.mean([people.index(name) for name in classes] == images.labels) == accuracy
+    assert np.mean([people.index(name) for (name,) in classes] == images.labels) == accuracy
     saved = arrays(checkpoint(tmp_path, 4))
     emb = layer(preprocessing(paddle.to_tensor(pixels))).numpy().astype(np.float64)
     want = emb @ saved["head: centres"].T.astype(np.float64) + saved["head: bias"].ravel()
-    assert np.allclose(logits, want.max(axis=1), rtol=1e-4, atol=1e-4)
-    assert [people.index(name) for name in classes] == want.argmax(axis=1).tolist()
+    assert np.allclose(logits[:, 0], want.max(axis=1), rtol=1e-4, atol=1e-4)
+    assert [people.index(name) for (name,) in classes] == want.argmax(axis=1).tolist()
 
 
 def test_classify_refuses_another_kind_of_head(trained):

@@ -27,7 +27,12 @@ def predict(argv: Sequence[str]) -> None:
         action="store_true",
         help="write each image's most similar class in the training data as .csv, instead of embeddings",
     )
+    parser.add_argument(
+        "--top", type=int, metavar="N", help="with --classes: write the N most similar classes (default: 1)"
+    )
     args = parse(parser, argv)
+    if args.top is not None and not args.classes:
+        parser.error("--top needs --classes")
     from plsc.entry import Entry
 
     images = args.images
@@ -35,7 +40,10 @@ def predict(argv: Sequence[str]) -> None:
         images = images[0]
     entry = Entry(args.config, args.override)
     output = args.output or os.path.join(entry.config.Global.output_dir, "predict")
-    (entry.classify if args.classes else entry.predict)(images, output)
+    if args.classes:
+        entry.classify(images, output, 1 if args.top is None else args.top)
+    else:
+        entry.predict(images, output)
 
 
 def export(argv: Sequence[str]) -> None:

@@ -251,8 +251,8 @@ class SoftmaxHead:
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
     @paddle.no_grad()
-    def classify(self, emb_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Find the most similar class for each embedding, without margin and sampling.
+    def classify(self, emb_ND: paddle.Tensor, top: int = 1) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Find the most similar classes for each embedding, without margin and sampling.
 
         If the head has a margin, the similarity is the cosine between the embedding and the class centre.
         Otherwise it is the logit.
@@ -262,40 +262,45 @@ class SoftmaxHead:
 
         Args:
             emb_ND: embeddings, float [N, D], of any length. Here N is any number.
+            top: how many classes to find for each embedding, T. If there are fewer classes, all are found.
 
-        Returns class numbers, int64 [N], and these classes' similarities, float32 [N]. The number is C if
-        several classes have the largest similarity, because a tie is not a hit. The number may also be C if a
-        similarity is not finite.
+        Returns class numbers, int64 [N, T], and these classes' similarities, float32 [N, T]. The most similar
+        class comes first. A number is C if another class has the same similarity, because a tie is not a hit.
+        It is also C if the similarity is not finite.
 
-        Collectives: if the classes are sharded, an all_reduce MAX of N numbers and another of 2 N numbers.
+        Collectives: if the classes are sharded, two all_gathers of N (T + 1) numbers from each rank.
         """
+        N, C, W = len(emb_ND), self.shard.num_classes, distributed.world_size()
+        T = min(top, C)
+        U = T + 1  # the additional class shows whether the last one has an equal
         selection = self.bank.select(None)
-        block, _ = plan_blocks(
-            len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget
-        )
+        block, _ = plan_blocks(N, self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget)
         x_ND = Vectors(emb_ND.astype("float32"), self.margin is not None).values
-        best_N = paddle.full([len(emb_ND)], float("-inf"))
-        none_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
-        class_N = none_N
+        largest_NU, class_NU = paddle.full([N, U], float("-inf")), paddle.full([N, U], C, "int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
             logit_Nb, _ = Block(self.spec, selection, start, stop, "float32").logits(x_ND)
-            largest_N = logit_Nb.max(axis=1)
-            is_largest_Nb = logit_Nb == largest_N.unsqueeze(1)
-            is_alone_N = is_largest_Nb.astype("int32").sum(axis=1) == 1
-            first_N = logit_Nb.argmax(axis=1) + whole(self.shard.start + start)
-            found_N = paddle.where(is_alone_N & (largest_N != best_N), first_N, none_N)
-            class_N = paddle.where(largest_N >= best_N, found_N, class_N)
-            best_N = paddle.maximum(largest_N, best_N)
-        if not self.spec.sharded:
-            return class_N, best_N
-        own_best_N = best_N.clone()
-        distributed.all_reduce(best_N, "max")
-        is_best_N = own_best_N == best_N
-        lowest_N = paddle.where(is_best_N, class_N, none_N)
-        highest_N = paddle.where(is_best_N, class_N, paddle.full_like(class_N, -1))
-        negated_N, highest_N = distributed.all_reduce(paddle.stack([-lowest_N, highest_N]), "max").unbind()
-        return paddle.where(highest_N == -negated_N, highest_N, none_N), best_N
+            of_block, column = logit_Nb.topk(min(U, stop - start), axis=1)
+            of_both = paddle.concat([largest_NU, of_block], axis=1)
+            classes = paddle.concat([class_NU, column + whole(self.shard.start + start)], axis=1)
+            largest_NU, class_NU = _largest(of_both, classes, U)
+        if self.spec.sharded:
+            gathered = (distributed._c_allgather(each, [N] * W) for each in (largest_NU, class_NU))
+            of_all, classes = (each.reshape([W, N, U]).transpose([1, 0, 2]).flatten(1) for each in gathered)
+            largest_NU, class_NU = _largest(of_all, classes, U)
+        largest_NT = largest_NU[:, :T]
+        equals_next_NT = largest_NT <= largest_NU[:, 1:]  # they are sorted, and `==` has a tolerance
+        equals_previous_NT = paddle.concat([paddle.zeros([N, 1], "bool"), equals_next_NT[:, :-1]], axis=1)
+        has_class_NT = largest_NT.isfinite() & ~(equals_next_NT | equals_previous_NT)
+        return paddle.where(has_class_NT, class_NU[:, :T], paddle.full([N, T], C, "int64")), largest_NT
+
+
+def _largest(
+    logit_NK: paddle.Tensor, class_NK: paddle.Tensor, count: int
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return each sample's largest logits and their classes, [N, count] each, the largest first."""
+    largest, column = logit_NK.topk(count, axis=1)
+    return largest, paddle.take_along_axis(class_NK, column, 1)
 
 
 def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:

@@ -184,7 +184,7 @@ class Evaluator:
                     stop.set()
                     distributed.barrier()
                     raise UserError("stopped")
-                classes.append(self._head.classify(paddle.to_tensor(batch))[0].numpy())
+                classes.append(self._head.classify(paddle.to_tensor(batch))[0][:, 0].numpy())
             score = partial(data.score_predictions, np.concatenate(classes))
         return distributed.run_on_rank_0(partial(self._compute, title, score))
 

@@ -175,21 +175,27 @@ def predict(
 
 
 def classify(
-    cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint], head: SoftmaxHead
-) -> tuple[list[str | None], np.ndarray, list[str]]:
+    cfg: Config,
+    images: Any,
+    network: tuple[paddle.nn.Layer, store.Checkpoint],
+    head: SoftmaxHead,
+    top: int,
+) -> tuple[list[list[str | None]], np.ndarray, list[str]]:
     """Find images' classes, as `Entry.classify` describes. Every rank calls it, after `start`.
 
     Args:
         cfg, images, network: as for `predict`.
         head: what `open_head` returned for the network's checkpoint.
+        top: how many classes to find for each image.
     """
     embeddings, names = _embed_given(cfg, images, network)
     size = cfg.DataLoader.Train.batch_size
     batches = np.array_split(embeddings, range(size, len(embeddings), size))
-    found = [head.classify(paddle.to_tensor(batch)) for batch in batches]
+    found = [head.classify(paddle.to_tensor(batch), top) for batch in batches]
     number, similarity = (np.concatenate([tensor.numpy() for tensor in each]) for each in zip(*found))
     class_names = network[1].classes() or [str(each) for each in range(head.shard.num_classes)]
-    return [*map([*class_names, None].__getitem__, number)], similarity, names
+    class_names = [*class_names, None]  # the number of no class is the last one
+    return [[class_names[each] for each in row] for row in number.tolist()], similarity, names
 
 
 def _embed_given(
@@ -214,21 +220,26 @@ def _embed_given(
 
 
 def write_classes(
-    folder: Path, classes: Sequence[str | None], similarity: np.ndarray, names: Sequence[str], what: str
+    folder: Path,
+    classes: Sequence[Sequence[str | None]],
+    similarity: np.ndarray,
+    names: Sequence[str],
+    what: str,
 ) -> None:
-    """Write classes.csv to a folder. Rank 0 calls it.
+    """Write classes.csv, with a row for each image and class, to a folder. Rank 0 calls it.
 
     Args:
         folder: folder to write to.
-        classes: the images' n classes. For None, the file has an empty field.
-        similarity: float32 [n].
+        classes: n lists with T classes each. For None, the file has an empty field.
+        similarity: float32 [n, T].
         names: the images' n names.
         what: the similarity's name, for the heading.
     """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["image", "class", what])
-    rows.writerows([name, kind, f"{value:.4f}"] for name, kind, value in zip(names, classes, similarity))
+    for name, of_image, values in zip(names, classes, similarity.tolist()):
+        rows.writerows([name, each, f"{value:.4f}"] for each, value in zip(of_image, values))
     with writing(folder, remedy="free some space, or name another folder"):
         replace_file(folder / "classes.csv", text.getvalue().encode("utf-8", "surrogateescape"))
     print(f"done: the classes of {len(names):,} images in {folder / 'classes.csv'}")

@@ -109,7 +109,13 @@ class Recorder:
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", "output/predict")),
         ("predict", ["a.png"], (None, []), ("predict", ["a.png"], "output/predict")),
-        ("predict", ["a.png", "--classes"], (None, []), ("classify", ["a.png"], "output/predict")),
+        ("predict", ["a.png", "--classes"], (None, []), ("classify", ["a.png"], "output/predict", 1)),
+        (
+            "predict",
+            ["a.png", "--classes", "--top", "5"],
+            (None, []),
+            ("classify", ["a.png"], "output/predict", 5),
+        ),
         ("predict", ["a.txt", "b.txt", "--output", "o"], (None, []), ("predict", ["a.txt", "b.txt"], "o")),
     ],
 )
