@@ -22,7 +22,9 @@ def entry(output, *overrides):
 
 def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
     short = ["Global.max_steps=1", "DataLoader.Eval.dataset=null"]
-    for name in ("notes.txt", "test"):  # no run is there yet, so they are the user's
+    own = ["notes.txt", "test/ann.png", "export/mine.txt", "predict"]  # the user's, and with names of ours
+    for name in own:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "log").mkdir()  # as Paddle's launcher makes it before it starts ranks
     (tmp_path / "train.log").write_text("mine")
@@ -34,15 +36,18 @@ def test_a_finished_run_is_deleted_only_where_that_is_asked_for(tmp_path):
         "contains a finished run, step 1; .* Global.overwrite=true to ",
         refusal(entry(tmp_path, *short).train),
     )
-    assert (tmp_path / "test").read_text() == "mine"
+    (tmp_path / "test/results.json").write_text("{}")  # as plsc eval writes it
     for damaged in ("", "[]"):  # as after a power cut
         (tmp_path / "results.json").write_text(damaged)
         entry(tmp_path, *short).train()
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 1
     entry(tmp_path, *short, "Global.max_steps=2", "Global.overwrite=true").train()
     assert "contains a finished run, step 2" in refusal(Entry(tmp_path).train)
-    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [2]
-    assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test").exists()
+    assert {(tmp_path / name).read_text() for name in own} == {"mine"} and checkpoints(tmp_path) == [2]
+    assert steps(rows(tmp_path)) == [1, 2] and not (tmp_path / "test/results.json").exists()
+    (tmp_path / "export/mine.txt").rename(tmp_path / "export/preprocessing.json")  # as plsc export writes it
+    entry(tmp_path, *short, "Global.overwrite=true").train()
+    assert (tmp_path / "test/ann.png").exists() and not (tmp_path / "export").exists()
 
 
 def test_a_run_that_goes_back_keeps_what_it_saves_then(tmp_path, capsys):

@@ -6,6 +6,7 @@ Paddle must be imported after that.
 Try it: `start(cfg.Global)`, then `open_checkpoint(cfg.Global)`, for a finished run's config.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,7 +28,11 @@ RUN_FILES = (
     *("visualdl", "tensorboard", "wandb"),
     *("report.html", "results.json"),
 )
-_OF_CHECKPOINTS = ("export", "test", "predict")  # made later, from the checkpoints
+# The files that plsc eval and plsc predict write there by default. A folder `test` may also be the user's.
+_LATER_FILES = {
+    "test": ("report.html", "results.json"),
+    "predict": ("embeddings.npy", "names.txt", "classes.csv"),
+}
 
 
 def start(section: GlobalCfg, problem: UserError | None = None) -> int:
@@ -147,11 +152,21 @@ def write_config(cfg: Config) -> None:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete an earlier run's files from an output folder."""
-    later = _OF_CHECKPOINTS if (folder / "checkpoints").is_dir() else ()
+    """Delete an earlier run's files from an output folder. Keep all other files, also in its subfolders."""
+    had_checkpoints = (folder / "checkpoints").is_dir()
     with writing(folder):
-        for name in (*RUN_FILES, *later):
+        for name in RUN_FILES:
             remove(folder / name)
+        if not had_checkpoints:
+            return
+        if (folder / "export/preprocessing.json").is_file():  # plsc export writes no folder with other files
+            remove(folder / "export")
+        for name, files in _LATER_FILES.items():
+            for file in files:
+                if os.path.lexists(folder / name / file):
+                    remove(folder / name / file)
+            with contextlib.suppress(OSError):  # missing, not a folder, or with the user's own files
+                (folder / name).rmdir()
 
 
 def locate_checkpoint(section: GlobalCfg, writes: bool = False) -> Path | None:
