@@ -8,13 +8,13 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 from unittest.mock import ANY, Mock
 
 import numpy as np
 import paddle
 import pytest
 from paddle import inference
+from PIL import Image
 
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
@@ -240,20 +240,6 @@ def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, t
     assert names == [paths[3]]
 
 
-class Pil:
-    """What a PIL image has."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def convert(self, mode):
-        raise AssertionError("the pixels are taken as they are")
-
-    def save(self, file, kind):
-        assert kind == "PNG"
-        file.write(Path(self.path).read_bytes())
-
-
 def test_predict_takes_folders_and_objects_and_writes_only_if_asked(trained, pictures, tmp_path, monkeypatch):
     paths, _ = pictures
     run = entry(trained)
@@ -262,7 +248,7 @@ def test_predict_takes_folders_and_objects_and_writes_only_if_asked(trained, pic
     assert names == sorted(paths)
     again = Mock(side_effect=AssertionError("read again"))
     monkeypatch.setattr("plsc.training.inference.open_checkpoint", again)
-    objects, numbers = run.predict([Pil(path) for path in sorted(paths)])
+    objects, numbers = run.predict([Image.open(path) for path in sorted(paths)])
     assert np.array_equal(folder, objects) and numbers == ["0", "1", "2", "3", "4"]
     assert set(os.listdir(trained)) == before
 

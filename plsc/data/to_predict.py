@@ -18,6 +18,8 @@ from plsc.data.images import read_sample
 from plsc.errors import UserError, escape
 from plsc.utils.preprocessing import Preprocessing
 
+_OTHER_COLOURS = ("CMYK", "YCbCr", "HSV")  # Pillow's modes that a PNG does not have
+
 
 def samples_to_predict(
     given: str | os.PathLike | Iterable[Any] | np.ndarray, preprocessing: Preprocessing
@@ -90,6 +92,13 @@ def _in_folder(picture: Any) -> list[Any]:
 def _read(picture: Any, name: str, preprocessing: Preprocessing) -> np.ndarray:
     if isinstance(picture, str):
         return read_sample(picture, preprocessing)
+    from PIL import ImageOps
+
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    try:
+        # OpenCV turns a file by its EXIF orientation. A PNG from Pillow does not contain the orientation.
+        picture = ImageOps.exif_transpose(picture)
+        (picture.convert("RGB") if picture.mode in _OTHER_COLOURS else picture).save(file, "PNG")
+    except (OSError, ValueError) as error:  # a damaged file, or a mode such as F
+        raise UserError(f"predict: image {name}: {error}; convert it to RGB") from error
     return read_sample(np.frombuffer(file.getvalue(), np.uint8), preprocessing, lambda: f"image {name}")
