@@ -222,14 +222,17 @@ def _search(
     seeing = probes.any(axis=1)
     if not len(gallery) or not seeing.any():
         return best, place
-    # The search finds one image more than the ranks need, to show whether the last one has a tie.
-    score, index = search(probes, gallery, max(RANKS) + 1)
-    right = whose[index] == who[:, None]
-    first = np.where(right, score, -np.inf).max(axis=1, keepdims=True)
-    others = ((score >= first) & ~right).sum(axis=1)
-    # Other people's images beyond the list may be as similar as the last image in it.
-    known = (first[:, 0] > score[:, -1]) | (len(gallery) == score.shape[1])
-    found = seeing & right.any(axis=1) & known
-    place[found] = 1 + others[found]
-    best[seeing] = score[seeing, 0]
+    rows = np.arange(len(probes))
+    count = max(RANKS) + 1  # one image more than the ranks need, to show whether the last one has a tie
+    while len(rows):
+        score, index = search(probes[rows], gallery, count)
+        right = whose[index] == who[rows, None]
+        first = np.where(right, score, -np.inf).max(axis=1)
+        others = ((score >= first[:, None]) & ~right).sum(axis=1)
+        found = seeing[rows] & right.any(axis=1)
+        best[rows] = np.where(seeing[rows], score[:, 0], _NOTHING)
+        place[rows[found]] = 1 + others[found]
+        # Images beyond the list may be as similar as its last one. A longer list shows whose they are.
+        unclear = found & (others < max(RANKS)) & (first == score[:, -1]) & (count < len(gallery))
+        rows, count = rows[unclear], 2 * count
     return best, place

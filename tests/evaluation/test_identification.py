@@ -109,6 +109,12 @@ def test_a_tie_with_another_identity_is_no_hit():
     many = np.ones((30, 4))
     alike = identify(many, np.arange(20), np.arange(20, 30), np.arange(30) % 10)
     assert alike.ranks == {1: 0, 5: 0, 10: 0}
+    for copies in (12, 30):  # more equal pictures of one person than the ranks need
+        equal = [*[a] * copies, b, c, a]
+        for last, hit in ((0, {1: 1, 5: 1, 10: 1}), (1, {1: 0, 5: 1, 10: 1})):  # whose the last equal one is
+            who = np.array([*[0] * (copies - 1), last, 1, 2, 0])
+            found = identify(np.array(equal), np.arange(copies + 2), np.array([copies + 2]), who)
+            assert found.ranks == hit
 
 
 def world(seed, people=40, probes=25):
