@@ -4,6 +4,7 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -29,16 +30,19 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
             del layer.forward  # which uncovers the class's own
 
 
-def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any) -> Any:
+def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any, **named: Any) -> Any:
     """Run a layer's `forward`. If a backward pass will follow, let it recompute the layer."""
+    bound = inspect.signature(forward).bind(*inputs, **named)
+    inputs, named = bound.args, bound.kwargs  # only arguments that `forward` takes by name alone stay named
     inputs_have_gradients = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
     parameters_have_gradients = not all(p.stop_gradient for p in layer.parameters())
     if not (paddle.is_grad_enabled() and (inputs_have_gradients or parameters_have_gradients)):
-        return forward(*inputs)
+        return forward(*inputs, **named)
     if not inputs_have_gradients:
         # Images have none. Paddle would then give the layer's output no gradient either.
         inputs = [_with_gradient(x) if isinstance(x, paddle.Tensor) else x for x in inputs]
-    return recompute(forward, *inputs)
+    # Paddle refuses a function that has arguments by name alone, so it gets one that has none.
+    return recompute(lambda *inputs: forward(*inputs, **named), *inputs)
 
 
 def _with_gradient(x: paddle.Tensor) -> paddle.Tensor:

@@ -179,6 +179,27 @@ def test_a_frozen_part_is_not_recomputed():
     assert not [name for name in plain[1] if plain[1][name].tobytes() != found[1][name].tobytes()]
 
 
+def test_a_recomputed_layer_takes_arguments_by_name():
+    class Scaled(nn.Linear):
+        def forward(self, x, gain=1.0, *, shift=0.0):
+            return super().forward(x) * gain + shift
+
+    class Net(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(120, 8), Scaled(8, 8)
+
+        def forward(self, x):
+            out = self.first(x.flatten(1))
+            return self.second(out, gain=out.mean(), shift=1.0)
+
+    net = Net()
+    plain, found = step(make(net)), step(make(net, recomputed=[net.second]))
+    assert plain[0].tobytes() == found[0].tobytes()
+    for name, gradient in plain[1].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=1e-5, atol=1e-7)
+
+
 def test_what_cannot_be_recomputed_is_refused():
     net = SmallResNet(8, IMAGE_SHAPE)
     said = refusal(layers_to_recompute, True, net)
