@@ -70,6 +70,7 @@ def _fetch(published: Published, path: Path, others: Sequence[Published]) -> Non
 
     `others` are further files that the error names.
     """
+    import http.client
     import urllib.request  # takes 20 ms, and is needed only once
 
     addresses = " and ".join(each.address for each in (published, *others))
@@ -87,7 +88,7 @@ def _fetch(published: Published, path: Path, others: Sequence[Published]) -> Non
                 while block := answer.read(_BLOCK):
                     file.write(block)
                     bar.update(len(block))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = escape(getattr(error, "reason", None) or error)
             raise UserError(f"{published.file}: cannot be downloaded ({reason}); {by_hand}") from None
         if sha256_of(beside) != published.sha256:

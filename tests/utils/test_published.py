@@ -17,6 +17,9 @@ CONTENT = bytes(range(256)) * 1000
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append(self.path)
+        if "garbled" in self.path:
+            self.wfile.write(b"no HTTP\r\n")
+            return
         self.send_response(200 if self.path.endswith(".onnx") else 404)
         self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
@@ -57,7 +60,7 @@ def test_a_file_is_fetched_once_and_its_licence_is_shown_once(published, tmp_pat
     assert capsys.readouterr().out.count("a network: MIT, http://127.0.0.1") == 1
 
 
-@pytest.mark.parametrize("name", ["cut.onnx", "gone", "other.onnx"])
+@pytest.mark.parametrize("name", ["cut.onnx", "garbled.onnx", "gone", "other.onnx"])
 def test_a_bad_download_leaves_nothing_and_says_what_to_do(published, tmp_path, name):
     text = refusal(path_of, published(name, sha256="0" * 64))
     assert text.startswith(f"{name}: ")
