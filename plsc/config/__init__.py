@@ -284,7 +284,8 @@ def _find_data_in(folders: Sequence[str], tree: Any) -> None:
         node = pending.pop()
         items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         for key, value in list(items):
-            if isinstance(value, str) and value and key != "name":
+            # A folder may be called RGB, too.
+            if isinstance(value, str) and value and key not in ("name", "channels"):
                 found = (os.path.join(folder, value) for folder in folders)
                 node[key] = next(filter(os.path.exists, found), value)
             pending.append(value)

@@ -78,6 +78,16 @@ def test_a_folder_means_its_default_yaml(write):
     assert load(Path.cwd()).place("Global.seed") == f"{Path.cwd() / 'default.yaml'}:1"
 
 
+def test_data_lie_beside_the_config_but_a_folder_is_no_order_of_channels(write, tmp_path, monkeypatch):
+    dataset = "{name: ImageFolder, folder: faces, channels: BGR}"
+    own = tmp_path / write(f"DataLoader: {{Train: {{dataset: {dataset}}}}}")
+    for name in ("faces", "BGR", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir("elsewhere")
+    found = load(own).DataLoader.Train.dataset
+    assert (found.folder, found.channels) == (str(tmp_path / "faces"), "BGR")
+
+
 @pytest.mark.parametrize("beside", ["metrics.jsonl", "checkpoints/step-00000004/manifest.json"])
 def test_a_run_is_where_its_config_lies(write, tmp_path, beside):
     own = write("Global: {output_dir: output}", "config.yaml")
