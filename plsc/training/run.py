@@ -50,6 +50,10 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
             with one_start(cfg, resumes) as decided:
                 trainer, metrics = _begin(cfg, decided, threads, guarded, model)
             trainer.train(metrics)
+            evaluator = trainer.evaluator
+            if evaluator.sets and evaluator.step is None and not trainer.stopped:
+                # The run was resumed after its last step. metrics.jsonl contains this evaluation already.
+                trainer.evaluate(metrics=None)
         if metrics:
             metrics.close()
         if trainer.stopped:
@@ -57,10 +61,6 @@ def train(cfg: Config, model: Any = None) -> dict[str, Any]:
                 f"stopped on {trainer.stopped} at step {trainer.step}; {how_to_resume(cfg.Global)}"
             )
             return {"stopped": trainer.stopped, "step": trainer.step, "output_dir": str(output_dir)}
-        evaluator = trainer.evaluator
-        if evaluator.sets and evaluator.step is None:
-            # The run was resumed after its last step. metrics.jsonl contains this evaluation already.
-            evaluator.evaluate(trainer.step)
         failures = trainer.failures
         if metrics:
             facts = {"step": trainer.step, "best": trainer.checkpoints.best()}

@@ -159,7 +159,7 @@ class Trainer:
             if metrics:
                 metrics.drop_evaluation(self.step)
             with self._pause():  # the process that saved this checkpoint ended before it had evaluated it
-                self._evaluate()
+                self.evaluate(metrics)
         while self.step < self.total_steps and not self.stopped:
             self._train_epoch()
         with self._pause():
@@ -400,12 +400,12 @@ class Trainer:
             self.stopped = signal.Signals(number).name
         elif evaluates:
             with self._pause():
-                self._evaluate()
+                self.evaluate(self.metrics)
 
-    def _evaluate(self) -> None:
-        """Evaluate, and write the result into the checkpoint's folder. If a signal arrives, end the
-        evaluation and set `stopped`."""
-        ended = self.evaluator.evaluate(self.step, self.epoch, self.metrics)
+    def evaluate(self, metrics: Metrics | None) -> None:
+        """Evaluate, write rows with `metrics`, and write the result into the checkpoint's folder. Every rank
+        calls it. If a set fails, add a line to `failures`. If a signal arrives, set `stopped`."""
+        ended = self.evaluator.evaluate(self.step, self.epoch, metrics)
         for line in self.evaluator.failures:
             self.failures.append(f"evaluation at step {self.step:,}: {line}")
             if distributed.rank() == 0:

@@ -212,6 +212,8 @@ def test_a_training_continues_after_an_evaluation_that_failed(tmp_path, capsys):
     assert "ERROR the training is finished and its checkpoints are complete" in last
     facts = json.loads((tmp_path / "results.json").read_text())
     assert list(facts["sets"]) == ["noise pairs"] and facts["best"]["step"] in (10, 12)
+    assert cli.main([*run, "Global.resume=true"]) == 2  # no step is left, only the evaluation
+    assert "ERROR evaluation at step 12: bad: Unreadable.image(37)" in capsys.readouterr().out
 
 
 def test_a_report_that_fails_ends_no_training(tmp_path, capsys, monkeypatch):
@@ -249,6 +251,9 @@ def test_a_signal_in_an_evaluation_ends_it_at_the_next_batch(tmp_path, capsys, m
     later = Entry(TINY, run).train()
     assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [10, 12], "the missing one first"
     assert "stopped" not in later
+    monkeypatch.setattr(Interrupted, "at", 10)
+    again = Entry(TINY, [*run, "Global.resume=true"]).train()  # no step is left, only the evaluation
+    assert (again["stopped"], again["step"]) == ("SIGTERM", 12)
 
 
 WIDE = '{name: "tests.helpers.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
