@@ -112,7 +112,7 @@ def _first_failure(folder: Path, ends: Mapping[int, int | None]) -> tuple[int, s
     failed = {rank: code for rank, code in ends.items() if code != 0}
     rank = min(failed, key=lambda rank: {None: 1, watchdog.LOST: 2}.get(failed[rank], 0))
     code, file = failed[rank], watchdog.message_file(folder, rank)
-    message = file.read_text(errors="backslashreplace") if file.exists() else ""
+    message = file.read_text("utf-8", "backslashreplace") if file.exists() else ""
     if code == 2:
         return rank, message
     if message and not message.isdigit():

@@ -117,7 +117,8 @@ class Watchdog:
         """Record that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
         if self._descriptor is not None:
-            os.pwrite(self._descriptor, str(step).encode(), 0)
+            with contextlib.suppress(OSError):  # a disk that fails costs a message, not the run
+                os.pwrite(self._descriptor, str(step).encode(), 0)
         self._deadline = time.monotonic() + self._seconds
 
     def allow_pause(self) -> None:
@@ -154,7 +155,8 @@ class Watchdog:
         self._ended.set()
         try:
             if self._launched and error is None:
-                self._message_file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._message_file.unlink(missing_ok=True)
             if self._launched and isinstance(error, Exception):
                 self._report_failure(error)
         finally:
@@ -173,9 +175,8 @@ class Watchdog:
         try:
             if lost:
                 self._message_file.parent.mkdir(parents=True, exist_ok=True)
-            self._message_file.write_text(
-                text if user else f"{text}\n{''.join(traceback.format_exception(error))}"
-            )
+            words = text if user else f"{text}\n{''.join(traceback.format_exception(error))}"
+            self._message_file.write_text(words, encoding="utf-8", errors="backslashreplace")
         except OSError:
             if not lost:
                 return

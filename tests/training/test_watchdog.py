@@ -1,7 +1,9 @@
 """How a rank ends: signals, locks and last words, in this process. test_restart.py shows deaths."""
 
+import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,28 @@ def test_a_supervised_rank_leaves_its_error_and_says_nothing(tmp_path, supervise
     assert ended.value.code == code and capfd.readouterr().err == ""
     words = supervised.read_text()
     assert words == line if code == 2 else words.startswith(f"{line}\nTraceback")
+
+
+def test_a_name_that_is_not_utf8_hides_no_error(tmp_path, supervised):
+    with pytest.raises(SystemExit) as ended, Watchdog(tmp_path) as found:
+        found.listen()
+        raise ValueError("cannot parse \udcff.txt")
+    words = supervised.read_text("utf-8")
+    assert ended.value.code == 1 and words.startswith(
+        "rank 1 failed before its first step was done: ValueError: cannot parse \\xff.txt\nTraceback"
+    )
+
+
+def test_a_disk_that_fails_ends_no_run(tmp_path, supervised, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with Watchdog(tmp_path) as found:
+        found.listen()
+        monkeypatch.setattr(os, "pwrite", fail)
+        monkeypatch.setattr(Path, "unlink", fail)
+        found.step_started(1)
+        assert found.step == 1
 
 
 def test_a_full_disk_hides_no_error(tmp_path, supervised):

@@ -143,7 +143,7 @@ def export(
         for name in set(os.listdir(tmp)) - {Path(name).parts[0] for name in _files(graphs)}:
             remove(tmp / name)
         (tmp / "preprocessing.json").write_text(json.dumps(facts, indent=1) + "\n")
-        (tmp / "README.txt").write_text(readme(facts))
+        (tmp / "README.txt").write_text(readme(facts), encoding="utf-8")
         if before is not None and _identity(out) == before:
             os.rename(out, tmp.with_name("before"))  # removed together with its folder
     if failure:
