@@ -5,10 +5,10 @@ Lines stay whole on a terminal (with tqdm's bar below them), in a pipe, and in a
     python -c "from plsc.utils.logging import get_logger; get_logger().info('hello')"
 """
 
+import collections
 import contextlib
 import logging
 import sys
-from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,6 +17,7 @@ from plsc.errors import escape_lines
 
 _logger = logging.getLogger("plsc")
 _handlers: list[logging.Handler] = []  # plsc's own. A user's handlers are not touched
+KEPT = 10_000  # most lines that wait for a log file. A service, which never opens one, logs without an end
 
 
 class _Formatter(logging.Formatter):
@@ -36,6 +37,17 @@ class _Console(logging.Handler):
             print(self.format(record) + "\n", end="", flush=True)  # one write, so that lines stay whole
 
 
+class _Kept(logging.Handler):
+    """Keeps the last KEPT records for a log file that is opened later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: collections.deque[logging.LogRecord] = collections.deque(maxlen=KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     """Send the log to stdout, and append it to `log_file` if given.
 
@@ -47,13 +59,13 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
     # `import paddle` gives the root logger a handler. Without this line, each line would appear twice.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    early = [record for handler in _handlers for record in getattr(handler, "buffer", ())]
+    early = [record for handler in _handlers for record in getattr(handler, "records", ())]
     for handler in _handlers:
         _logger.removeHandler(handler)
         with contextlib.suppress(OSError):
             handler.close()
     if log_file is None:
-        kept = MemoryHandler(sys.maxsize, sys.maxsize)  # keeps the lines for a log file that is opened later
+        kept = _Kept()
     else:
         kept = logging.FileHandler(log_file, encoding="utf-8")
         kept.handleError = lambda record: None  # like the console

@@ -46,6 +46,16 @@ def test_a_file_is_appended_to_and_begins_with_what_was_said_before_it_was_opene
     assert [line[20:] for line in lines] == [begin, "INFO first", begin, "INFO second"]
 
 
+def test_a_service_without_a_log_file_keeps_a_bounded_number_of_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.utils.logging.KEPT", 3)
+    setup_logging()
+    for number in range(9):
+        get_logger().info(str(number))
+    setup_logging(log_file=tmp_path / "log.txt")
+    setup_logging()
+    assert [line[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["6", "7", "8"]
+
+
 @pytest.mark.parametrize("full", ["the disk", "the pipe"])
 def test_a_full_disk_or_a_reader_that_left_costs_lines_and_no_traceback(full, tmp_path, capsys, monkeypatch):
     file = Path("/dev/full") if full == "the disk" else tmp_path / "log.txt"
