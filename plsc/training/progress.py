@@ -24,7 +24,8 @@ class Progress:
     took in this process, without pauses.
 
     The loss, the accuracy and the parts' losses are means over the samples since the previous line. So
-    an epoch's last, smaller batch has its samples' weight. Skipped steps are not in the means.
+    an epoch's last, smaller batch has its samples' weight. Skipped steps are not in the means. The mean of a
+    part's loss does not include steps in which the part gives none.
 
     img/s is measured over the steps since the previous line, without pauses. `data wait 34 %` precedes it if
     over a tenth of that time was spent waiting for batches. eta is based on a step's mean time in
@@ -44,8 +45,7 @@ class Progress:
         self._start_step = start_step
         self._waited = 0.0
         self._images = 0
-        self._counted = 0  # samples in the means
-        self._sums: dict[str, Any] = {}
+        self._sums: dict[str, tuple[Any, int]] = {}  # sums over samples with the sample counts, by name
         self._no_numbers: set[str] = set()  # names of which a warning was given
         self._start = self._line_start = self._epoch_start = time.monotonic()
 
@@ -79,15 +79,15 @@ class Progress:
         self._images += images
         means = {"loss": loss, **means}
         if taken:
-            self._counted += images
             for name, value in means.items():
-                self._sums[name] = self._sums.get(name, 0.0) + value * images
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value * images, count + images
         now = time.monotonic()
         epoch = -(-step // self._per_epoch)
         row = None
         if step % self._every == 0 or step == self._total:
-            if self._counted:
-                means = {name: float(total) / self._counted for name, total in self._sums.items()}
+            if self._sums:
+                means = {name: float(total) / count for name, (total, count) in self._sums.items()}
             read = {name: float(value) for name, value in means.items()}
             read.update(self._as_floats(numbers))
             seconds = max(now - self._line_start, 1e-9)
@@ -96,7 +96,7 @@ class Progress:
             left = (now - self._start) / (step - self._start_step) * (self._total - step)
             self._line_start = now
             self._waited = waited
-            self._images = self._counted = 0
+            self._images = 0
             self._sums = {}
             values = " ".join(
                 f"{name.replace('accuracy', 'acc', 1)} {number(value)}" for name, value in read.items()

@@ -67,6 +67,14 @@ def test_a_line_is_the_mean_over_the_samples_since_the_line_before(capsys, clock
     assert second["skipped"] == 1 and second["images_per_second"] == 536 / 3
 
 
+def test_a_parts_loss_is_the_mean_over_the_steps_that_have_one(clock):
+    progress = Progress(total_steps=4, steps_per_epoch=4, every=4)
+    for step in range(1, 5):
+        clock[0] += 1.0
+        row = progress.update(step, 2.0, 0.1, images=8, means={"loss/part": 6.0} if step % 2 else {})
+    assert row["loss"] == 2.0 and row["loss/part"] == 6.0
+
+
 def test_the_time_of_an_epoch_is_that_of_its_steps(capsys, clock):
     progress = Progress(total_steps=7, steps_per_epoch=3, every=100)
     for step in range(1, 8):
