@@ -174,10 +174,11 @@ class TensorFile:
             for name, field in header.items():
                 start, stop = field["data_offsets"]
                 entry = _Entry(np.dtype(DTYPES[field["dtype"]]), tuple(field["shape"]), start, field["dtype"])
-                assert all(type(n) is int and n >= 0 for n in (start, stop, *entry.shape))
-                assert start + size_of(entry) == stop <= available - length
+                whole = all(type(n) is int and n >= 0 for n in (start, stop, *entry.shape))
+                if not (whole and start + size_of(entry) == stop <= available - length):
+                    raise ValueError(name)
                 self.arrays[name] = entry
-        except (AssertionError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DamagedError(
                 f"{path}: its header is not that of a safetensors file; the file is damaged"
             ) from error

@@ -115,9 +115,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-            assert type(row["step"]) is int  # and no bool
+            if type(row["step"]) is not int:  # a bool is none, either
+                raise TypeError
             rows.append(row)
-        except (AssertionError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     if damaged:
         get_logger().warning(

@@ -16,6 +16,7 @@ import safetensors.numpy
 from plsc.checkpoint import tensorfile
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, layout, size_of, write_synced
 from tests.helpers.checkpoints import OnDemand, assert_same
+from tests.helpers.launch import run_python
 from tests.helpers.refusals import refusal
 
 ARRAYS = {
@@ -84,6 +85,15 @@ def test_hostile_headers_are_refused_in_one_line(tmp_path, header):
     (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     said = refusal(TensorFile, tmp_path / "a", kind=DamagedError)
     assert said.startswith(f"{tmp_path}/a: ") and said.endswith("damaged")
+
+
+def test_headers_are_checked_without_assertions(tmp_path):
+    """PYTHONOPTIMIZE removes assert statements."""
+    header = b'{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}'
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
+    code = "from plsc.checkpoint.tensorfile import TensorFile; TensorFile('a')"
+    done = run_python("-c", code, cwd=tmp_path, check=False, PYTHONOPTIMIZE="1")
+    assert done.stderr.endswith("the file is damaged\n")
 
 
 @pytest.mark.parametrize("length", [0, 17, (1 << 64) - 1])
