@@ -132,8 +132,9 @@ class SoftmaxHead:
             counts: each rank's sample count. If it is None, a collective gathers these numbers, and the host
                 waits for the device.
 
-        Raises UserError if the number is missing, if the embeddings have another size, or if a label is not
-        in [0, C). The message then names the first sample with such a label.
+        Raises UserError if the number is missing, if the embeddings have another size, if there is not one
+        int64 label for each embedding, or if a label is not in [0, C). In the last case, the message names
+        the first sample with such a label.
         """
         if number is None and self.spec.sample_rate < 1:
             raise UserError(
@@ -144,8 +145,9 @@ class SoftmaxHead:
         if emb.shape[1] != size:
             raise UserError(f"an embedding has {emb.shape[1]} numbers, but the head was made for {size}")
         counts = distributed.gather_counts(len(emb)) if counts is None else counts
-        if not isinstance(labels, np.ndarray):
+        if isinstance(labels, paddle.Tensor):
             labels = gather_labels(labels.flatten().numpy(), counts)
+        _check_form(labels, sum(counts))
         self.check_labels(labels)
         with RecordEvent("head"):
             step = HeadStep(self.spec, self.memory, emb, labels, number or 0, counts)
@@ -313,11 +315,25 @@ def gather_labels(label_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 
     Returns all ranks' labels in the order of the ranks, int64 [N].
 
+    Raises UserError if the labels are not int64 [B].
+
     Collectives: one all_gather if there are several ranks.
     """
+    _check_form(label_B, counts[distributed.rank()])
     if distributed.world_size() == 1:
         return label_B
     return to_host(distributed._c_allgather(to_device(label_B), counts))
+
+
+def _check_form(labels: np.ndarray, count: int) -> None:
+    """Raise UserError if the labels are not an array int64 [count]."""
+    if not isinstance(labels, np.ndarray):
+        raise UserError(f"labels must be a Paddle tensor or a NumPy array, not a {type(labels).__name__}")
+    if labels.dtype != np.int64 or labels.shape != (count,):
+        raise UserError(
+            f"labels must be int64 [{count}], one class number for each embedding; these are "
+            f"{labels.dtype} {list(labels.shape)}"
+        )
 
 
 class _SoftmaxLoss(PyLayer):

@@ -107,5 +107,15 @@ def test_mistakes_in_a_loop_of_ones_own_are_one_line():
     head(emb, labels, 0)
     said = refusal(head, paddle.ones([2, 6]), labels, 0)
     assert said == "an embedding has 6 numbers, but the head was made for 4"
+    for form, wrong in {
+        "int64 [1]": paddle.to_tensor([1]),
+        "int64 [3]": np.arange(3),
+        "int32 [2]": paddle.to_tensor([1, 2], "int32"),
+        "float32 [4]": paddle.eye(2),  # one-hot
+    }.items():
+        want = f"labels must be int64 [2], one class number for each embedding; these are {form}"
+        assert refusal(head, emb, wrong, 0) == want
+    said = refusal(head, emb, [1, 2], 0)
+    assert said == "labels must be a Paddle tensor or a NumPy array, not a list"
     said = refusal(make_head, 10, 4, "arcface")
     assert said == "the margin must be an object such as ArcFace(0.5), not 'arcface'"
