@@ -18,8 +18,9 @@ pass, in the update, and in the backward pass unless the head has kept the expon
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -199,6 +200,18 @@ class OffloadedBank(Bank):
             job.result()
         self._jobs = []
 
+    @contextmanager
+    def _failure_remembered(self) -> Iterator[None]:
+        """If the block raises an exception, let every later `_wait` raise it, too. Use this for writes that
+        are not jobs."""
+        try:
+            yield
+        except BaseException as error:
+            failed: Future = Future()
+            failed.set_exception(error)
+            self._jobs.append(failed)
+            raise
+
     def spare_buffer(self) -> _Buffer:
         """Return a buffer for a new step. It contains no rows that were read in advance."""
         buffer = self._spare.pop() if self._spare else _Buffer(self.shapes)
@@ -274,14 +287,15 @@ class OffloadedBank(Bank):
         """Update all rows, `_ROWS_AT_ONCE` at a time."""
         self._wait()
         buffer = self.spare_buffer()
-        for start in range(0, self.shard.size, _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
-            slots = rows - start
-            buffer.reserve(len(rows))
-            self.load(rows, buffer, slots)
-            of_rows = {name: grad[start : start + len(rows)] for name, grad in gradients.items()}
-            update_arrays(self, buffer.arrays, slots, of_rows, update)
-            self.store(rows, buffer, slots, step)
+        with self._failure_remembered():
+            for start in range(0, self.shard.size, _ROWS_AT_ONCE):
+                rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
+                slots = rows - start
+                buffer.reserve(len(rows))
+                self.load(rows, buffer, slots)
+                of_rows = {name: grad[start : start + len(rows)] for name, grad in gradients.items()}
+                update_arrays(self, buffer.arrays, slots, of_rows, update)
+                self.store(rows, buffer, slots, step)
         self._ahead.forget()
         self.take_buffer(buffer)
 
@@ -327,8 +341,9 @@ class OffloadedBank(Bank):
         stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
         for name, array in rows.items():
             stored[:, self._columns[name]] = self._in_dtype(bfloat16.float32_of(array))
-        positions, places = self._places.give(np.arange(start, start + len(stored)))
-        self._storage[places] = stored[positions]
+        with self._failure_remembered():
+            positions, places = self._places.give(np.arange(start, start + len(stored)))
+            self._storage[places] = stored[positions]
 
 
 def _in_order(positions: np.ndarray, rows: np.ndarray) -> bool:

@@ -229,6 +229,25 @@ def test_a_failure_of_the_thread_is_not_forgotten(tmp_path):
             use()
 
 
+@pytest.mark.parametrize("verb", ["update", "load_rows"])
+def test_a_failed_write_of_all_rows_is_not_forgotten(verb, tmp_path, monkeypatch):
+    """Some rows are then new and others old. A save must not write such centres."""
+    head = make_head(C, D, ArcFace(0.5), bank="disk", bank_folder=tmp_path)
+    emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
+    head(emb, paddle.to_tensor([1] * 6)).loss.backward()
+    rows = {"centres": np.ones((C, D), np.float32)}
+
+    def fail(*_):
+        raise OSError("the disk has failed")
+
+    monkeypatch.setattr(type(head.bank._storage), "__setitem__", fail)
+    with pytest.raises(OSError, match="has failed"):
+        head.update(0.1) if verb == "update" else head.bank.load_rows(0, rows)
+    for use in (head.bank.state, lambda: head.bank.select(None), head.bank.state):
+        with pytest.raises(OSError, match="has failed"):
+            use()
+
+
 def test_without_a_compiler_there_is_no_such_bank(tmp_path, monkeypatch):
     monkeypatch.setattr(banks_module, "compiled", lambda: None)
     for kind, dtype in KINDS:
