@@ -239,6 +239,8 @@ def load(
         text = "overrides are a mapping, or texts 'Section.key=value'"
         raise ConfigError(f"{text} (got {escape(repr(overrides))})")
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
+        if not isinstance(text, str):
+            raise ConfigError(f"an override must be a text 'Section.key=value' (got {escape(repr(text))})")
         merged.read_override(text, order, level)
     _expand_home(merged.tree)
     recorded = _recorded_folders(merged.tree)

@@ -93,12 +93,18 @@ class MergedConfig:
     def put_all(self, changes: Mapping[str, Any], level: int, place: str) -> None:
         """Set Python values by their keys: "Section.key", or "Section" with a mapping.
 
-        Tuples become lists, paths become text, and NumPy scalars become numbers.
+        Tuples and arrays become lists, paths become text, and NumPy scalars become numbers.
         """
         for order, (key, value) in enumerate(changes.items()):
             source = Source(level, order, place)
             try:
-                text = json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else os.fspath(x))
+                plain = lambda x: x.tolist() if hasattr(x, "tolist") else os.fspath(x)
+                text = json.dumps(value, default=plain)
+                json.dumps(json.loads(text), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                message = f"is not UTF-8 (got {escape(formatted(value))}); rename the file or folder"
+                self.add_error((str(key),), message, source)
+                continue
             except (TypeError, ValueError) as error:
                 remedy = 'give a class by its name, {"name": "module:Class", ...} (docs/extend.md)'
                 self.add_error((str(key),), f"is no value of a config: {error}; {remedy}", source)

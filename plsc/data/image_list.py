@@ -88,6 +88,8 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     bad, commas = [], False
     with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
+            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise UserError(f"{path}: is UTF-16; save it as UTF-8")
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             image, label, fault = _split(line.strip(b"\r\n"), labelled)
@@ -148,7 +150,7 @@ def check_list(path: str, root: str = "") -> None:
 
 
 def refuse_missing(paths: Paths, where: str) -> None:
-    """Raise MissingFileError, which begins with `where`, if an image does not exist.
+    """Raise MissingFileError, which begins with `where`, if an image is not an existing file.
 
     If there are more than CHECKED images, CHECKED evenly spaced ones are checked, and the log reports it.
     """
@@ -157,13 +159,24 @@ def refuse_missing(paths: Paths, where: str) -> None:
     if count > CHECKED:
         looked_at = np.linspace(0, count - 1, CHECKED).astype(np.int64).tolist()
         get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
-    missing = [index for index in looked_at if not os.path.exists(paths[index])]
+    missing = [index for index in looked_at if not os.path.isfile(paths[index])]
     if missing:
         named = ", ".join(escape(paths.written(index)) for index in missing[:SHOWN])
         raise MissingFileError(
             f"{where}: {len(missing):,} of its images do not exist: {named} (relative paths start at "
-            f"{os.path.abspath(paths.root)})"
+            f"{os.path.abspath(paths.root)})" + _remedy_for_missing(paths.written(missing[0]))
         )
+
+
+def _remedy_for_missing(written: str) -> str:
+    """Tell what is wrong with how the path of a missing image is written. "" if nothing is known."""
+    if written[:1] in "\"'":
+        return "; remove the quotes around the paths"
+    if "\\" in written:
+        return "; write the paths with / in place of \\"
+    if "\t" in written:
+        return "; a line must have two columns"
+    return ""
 
 
 def same_form(names: Iterable[str]) -> np.ndarray:

@@ -455,3 +455,12 @@ def test_home_is_expanded_in_every_path(monkeypatch):
     cfg = load(None, keys)
     assert cfg.Global.output_dir == "/home/ann/out"
     assert cfg.DataLoader.Train.sets[0].model_extra == {"folder": "/home/ann/faces"}
+
+
+def test_overrides_from_python_may_be_arrays_and_must_be_utf8_text():
+    size = load(None, {"Model.widths": np.array([4, 8])}).Model.model_extra["widths"]
+    assert list(size) == [4, 8]
+    line = refusal(load, None, {"Global.output_dir": "a\udcff"})
+    assert line.startswith("overrides: Global.output_dir: is not UTF-8 (got 'a")
+    line = refusal(load, None, [("Global.max_steps", 3)])
+    assert line == "an override must be a text 'Section.key=value' (got ('Global.max_steps', 3))"

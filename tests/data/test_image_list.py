@@ -127,3 +127,26 @@ def test_a_list_with_other_bytes_than_text_is_refused_in_printable_words(folder)
     assert r"2 of its images do not exist: a\x00b.png, \x1b[2J.png" in refusal(
         ImageList, write_list(folder, b"a\0b.png\t0\n\x1b[2J.png\t1\n"), kind=MissingFileError
     )
+
+
+@pytest.mark.parametrize(
+    "written, end",
+    [
+        ('"a.png"', "; remove the quotes around the paths"),
+        ("faces\\a.png", "; write the paths with / in place of \\"),
+        ("a.png\t3", "; a line must have two columns"),
+        ("faces", ")"),  # a folder is no image
+        ("b.png", ")"),
+    ],
+)
+def test_a_missing_image_is_answered_by_what_is_wrong_with_its_path(tmp_path, written, end):
+    (tmp_path / "faces").mkdir()
+    (tmp_path / "a.png").write_bytes(b"")
+    (tmp_path / "list.txt").write_text(f"{written}\t0\na.png\t1\n")
+    line = refusal(ImageList, str(tmp_path / "list.txt"))
+    assert "list.txt: 1 of its images do not exist: " in line and line.endswith(end)
+
+
+def test_utf16_is_named(tmp_path):
+    (tmp_path / "list.txt").write_text("a.png\t0\n", encoding="utf-16")
+    assert refusal(read_list, str(tmp_path / "list.txt")).endswith("list.txt: is UTF-16; save it as UTF-8")
