@@ -94,7 +94,8 @@ def _encode(figure: Figure) -> bytes:
 
 
 def _drawable(name: str) -> str:
-    return name.encode("ascii", "backslashreplace").decode()  # no font has all characters
+    text = name.encode("ascii", "backslashreplace").decode()  # no font has all characters
+    return f" {text}" if text.startswith("_") else text  # legends omit labels that begin with an underscore
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> Figure | None:

@@ -48,8 +48,11 @@ class Metrics:
 
         A run that is killed between these rows and the evaluation.json of the checkpoint leaves them.
         """
-        self._file.close()
-        self._rewrite(row for row in read_metrics(self.path) if row["step"] != step or "eval" not in row)
+        rows = [row for row in read_metrics(self.path) if row["step"] != step or "eval" not in row]
+        with contextlib.suppress(OSError):  # the rows then stay
+            before = self._file
+            self._rewrite(rows)
+            before.close()
 
     def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         replace_file(self.path, b"".join(map(_line, rows)))

@@ -34,6 +34,12 @@ def test_curves_show_what_was_trained_and_evaluated():
     np.testing.assert_allclose(figure.axes[3].lines[0].get_xydata(), [[10, 50], [20, 50]])
 
 
+def test_a_legend_names_each_set():
+    rows = [{"eval": name, "accuracy": 0.5, "step": 1} for name in ("_own", "lfw")]
+    legend = draw_curves(rows).axes[0].get_legend()
+    assert [text.get_text().strip() for text in legend.get_texts()] == ["_own", "lfw"]
+
+
 def test_the_roc_is_the_highest_tar_within_each_far():
     result = verification()
     ((far, tar),) = [line.get_data() for line in draw_roc({"pairs": result}).axes[0].lines]

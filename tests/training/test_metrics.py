@@ -1,5 +1,7 @@
 """metrics.jsonl, and what is said of a copy that fails."""
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -69,6 +71,18 @@ def test_rows_wait_for_space_on_the_disk(tmp_path):
     os.close(kept)
     write(metrics, [{"step": 2}])
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+def test_a_full_disk_stops_no_evaluation_that_is_made_again(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with contextlib.closing(Metrics(tmp_path, loggers=())) as metrics:
+        metrics.write({"step": 1, "eval": "pairs", "accuracy": 0.5})
+        monkeypatch.setattr("plsc.training.metrics.replace_file", full)
+        metrics.drop_evaluation(1)
+        metrics.write({"step": 2, "loss": 1.0})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_missing_visualdl_is_reported_once_and_not_fatal(tmp_path, monkeypatch, capsys):
