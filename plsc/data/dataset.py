@@ -88,9 +88,7 @@ def make_image(make: Callable[[], object], shape: tuple[int, ...], what: Callabl
         return made
     got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
     remedy = "; mean and scale of the set normalise the pixels later" if "float" in got else ""
-    raise UserError(
-        f"{what()}: must be an array uint8 {list(shape)} like every image of its set, got {got}{remedy}"
-    )
+    raise UserError(f"{what()}: must be an array uint8 {list(shape)}, got {got}{remedy}")
 
 
 class Dataset(ImageSet, ABC):

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from plsc.data import MOST_PIXELS
 from plsc.data.augment import Augment
-from plsc.data.dataset import Dataset, PairSet, count_classes
+from plsc.data.dataset import Dataset, PairSet, count_classes, make_image, name_of
 from plsc.data.hold_out import choose_held_out
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, UserError, escape, reading
@@ -155,7 +155,8 @@ def to_sample(
     Args:
         pixels: a picture as decode_pixels returns it.
         preprocessing: the sample's size and channels.
-        augment: function that changes the pixels after they are resized, or None.
+        augment: function that changes the pixels after they are resized, or None. It must return uint8 of the
+            same shape.
     """
     if preprocessing.channels == "grey" and pixels.ndim == 3:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
@@ -280,10 +281,14 @@ class EncodedImages(Encoded, Dataset):
         return stays
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        augment = None
-        if self.augment:
-            augment = partial(self.augment, rng=generator(self.seed, epoch, index))
+        augment = partial(self._augmented, index, epoch) if self.augment else None
         return read_sample(self.encoded(index), self.preprocessing, lambda: self.name(index), augment)
+
+    def _augmented(self, index: int, epoch: int, pixels: np.ndarray) -> np.ndarray:
+        """Augment the pixels of sample `index`. The function may be a user's, so its result is checked."""
+        rng = generator(self.seed, epoch, index)
+        what = lambda: f"{type(self).__name__}.augment(...) ({name_of(self.name, index)})"
+        return make_image(lambda: self.augment(pixels, rng=rng), pixels.shape, what)
 
 
 class EncodedPairs(Encoded, PairSet):

@@ -88,11 +88,38 @@ def test_it_ends_two_ranks_by_the_same_line(tmp_path, times):
     assert "Traceback" not in said and "restarting from" not in said
 
 
-@pytest.mark.parametrize("invert, pixel", [(0.0, 200), (1.0, 55)])
-def test_an_augmentation_of_ones_own_changes_the_pictures(tmp_path, invert, pixel):
+@pytest.fixture
+def two_classes(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         cv2.imwrite(str(tmp_path / name / "0.png"), np.full((8, 8, 3), 200, np.uint8))
-    dataset = f'{{name: "{HERE}:Inverted", folder: {tmp_path}, size: 8, invert: {invert}}}'
+    return tmp_path
+
+
+@pytest.mark.parametrize("channels", ["RGB", "BGR", "grey"])
+@pytest.mark.parametrize(
+    "change, got",
+    [
+        (lambda pixels: pixels.astype(np.float32), "float32 [8, 8"),
+        (lambda pixels: pixels.astype(np.int64), "int64 [8, 8"),
+        (lambda pixels: pixels[:4], "uint8 [4, 8"),
+        (lambda pixels: pixels[np.newaxis], "uint8 [1, 8, 8"),
+        (lambda pixels: None, "NoneType"),
+    ],
+)
+def test_what_an_augmentation_of_ones_own_returns_is_checked(two_classes, channels, change, got):
+    """cv2.split would ignore its destination if the type differed, and the sample would have other bytes."""
+    data = ImageFolder(str(two_classes), size=8, channels=channels)
+    data.augment = lambda pixels, rng: change(pixels)
+    shape = [8, 8] if channels == "grey" else [8, 8, 3]
+    line = refusal(data.sample, 0, epoch=0)
+    assert line.startswith(
+        f"ImageFolder.augment(...) ({two_classes}/a/0.png): must be an array uint8 {shape}, got {got}"
+    )
+
+
+@pytest.mark.parametrize("invert, pixel", [(0.0, 200), (1.0, 55)])
+def test_an_augmentation_of_ones_own_changes_the_pictures(two_classes, invert, pixel):
+    dataset = f'{{name: "{HERE}:Inverted", folder: {two_classes}, size: 8, invert: {invert}}}'
     data = build_dataset(load({}, [f"DataLoader.Train.dataset={dataset}"]).DataLoader, 0)
     assert (data.sample(0, epoch=0) == pixel).all()
