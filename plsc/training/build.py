@@ -7,6 +7,7 @@ trainer.train(metrics=None)
 from collections.abc import Sequence
 from pathlib import Path
 
+import paddle
 from paddle import nn
 
 from plsc import distributed
@@ -68,6 +69,7 @@ def build_trainer(
     if preprocessing is not None:
         with mistakes.collected():
             backbone = backbone or build_backbone(cfg.Model, seed, preprocessing.shape)
+            _refuse_hidden_parameters(backbone)
             if cfg.Model.sync_batchnorm and not planned:
                 _synchronise_norms(backbone)
             statistics = statistics_of(backbone)
@@ -108,6 +110,30 @@ def build_trainer(
         Path(folder, "checkpoints"), cfg.Checkpoint.keep, weights=ema.name if ema else "backbone"
     )
     return Trainer(cfg, loader, network, head, optimizer, evaluator, checkpoints, parts, watchdog)
+
+
+def _refuse_hidden_parameters(backbone: nn.Layer) -> None:
+    """Raise UserError if a Python list, tuple or dict in an attribute contains parameters to train.
+
+    Paddle looks for layers and parameters in attributes, and not in such containers. The network would
+    compute with them, but they would be neither trained nor saved.
+    """
+    known = {id(parameter) for parameter in backbone.parameters()}
+    for path, layer in backbone.named_sublayers(include_self=True):
+        for name, value in vars(layer).items():
+            items = [*value.values()] if isinstance(value, dict) else value
+            if not isinstance(items, list | tuple):
+                continue
+            parameters = [each for item in items if isinstance(item, nn.Layer) for each in item.parameters()]
+            parameters += [item for item in items if paddle.is_tensor(item) and item.is_leaf]
+            if any(id(each) not in known and not each.stop_gradient for each in parameters):
+                where = f"{path}.{name}" if path else name
+                raise UserError(
+                    f"its attribute {where} is a Python {type(value).__name__} with parameters that "
+                    "Paddle does not see, so they would be neither trained nor saved; use "
+                    "paddle.nn.LayerList, LayerDict or ParameterList",
+                    key="Model.name",
+                )
 
 
 def _refuse_lone_samples(fewest: int, backbone: nn.Layer, frozen_norms: list[nn.Layer]) -> None:
