@@ -313,6 +313,14 @@ def test_predict_names_the_image_whose_embedding_is_not_finite(trained, monkeypa
     assert not (tmp_path / "out").exists()
 
 
+def test_predict_reports_embeddings_that_are_zero(trained, monkeypatch, tmp_path, capsys):
+    rows = np.array([[1, 0], [0, 0], [0, 0]], np.float32)
+    monkeypatch.setattr("plsc.training.inference.embed", lambda *_: rows)
+    entry(trained).predict(np.repeat(PIXELS[:1], 3, axis=0), tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "WARNING predict: 2 of 3 embeddings are zero, the first one that of 1; " in said
+
+
 def test_all_but_training_do_without_the_images_trained_on(trained, tmp_path):
     gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
     gone.predict(PIXELS, tmp_path / "out")

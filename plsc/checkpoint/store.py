@@ -273,6 +273,9 @@ def find(root: Path, which: str = "newest", rename: bool = False) -> Path | None
           mounted. Such a checkpoint does not count as unusable.
     """
     if which not in ("newest", "best"):
+        beside = root / Path(which).name
+        if not Path(which).exists() and beside.is_dir():
+            raise MissingFileError(f"{which}: there is no such checkpoint folder, did you mean '{beside}'?")
         below = [folder for folder in (Path(which, "checkpoints"), Path(which)) if completed(folder)]
         return _newest(below[0], False) if below else Checkpoint.open(which).path
     newest = _newest(root, rename)

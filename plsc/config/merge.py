@@ -60,6 +60,8 @@ class MergedConfig:
         if Path(f"{asked}.yaml").is_file():  # a folder of pictures, beside the config that `plsc init` wrote
             near = [f"{asked}.yaml"]
         hint = f", did you mean '{near[0]}'?" if near else ""
+        if asked.is_dir() and not near:
+            hint = f", and {escape(asked)} is not a run's folder, since it has no {CONFIG}"
         with reading(path, missing=f"no such config file{hint}"):
             document = parse(read_regular(path).decode("utf-8-sig"))
         for at, line, message in document.problems:

@@ -91,6 +91,9 @@ class GlobalCfg(Section):
     @field_validator("device")
     @classmethod
     def _device_or_card(cls, value: str) -> str:
+        kind, *card = value.split(":", 1)
+        if kind == "cuda":
+            raise ValueError(f"is no device of Paddle, did you mean '{':'.join(['gpu', *card])}'?")
         if not re.fullmatch(environment.DEVICES, value):
             raise ValueError(
                 "must be a device that Paddle lists, such as cpu, gpu, npu, or one card, gpu:1; auto "

@@ -34,7 +34,7 @@ from plsc.training.load_weights import load_network, load_rows
 from plsc.training.metrics import read_metrics
 from plsc.training.run_folder import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
-from plsc.utils.logging import print_lines
+from plsc.utils.logging import print_lines, warn_on_rank_0
 from plsc.utils.version import __version__
 
 
@@ -211,10 +211,17 @@ def _embed_given(
         raise UserError("predict: no images given, give at least one")
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
     embeddings = embed(backbone, read, len(names), saved.preprocessing, batch, flip)
-    if (bad := np.isnan(unit_rows(embeddings)).any(axis=1)).any():
+    units = unit_rows(embeddings)
+    if (bad := np.isnan(units).any(axis=1)).any():
         raise UserError(
             f"predict: the embedding of {escape(names[np.argmax(bad)])} is not finite ({bad.sum():,} of "
             f"{len(names):,} images); the network of {saved.path} has diverged, take an earlier checkpoint"
+        )
+    if (zero := ~units.any(axis=1)).any():
+        warn_on_rank_0(
+            f"predict: {zero.sum():,} of {len(names):,} embeddings are zero, the first one that of "
+            f"{escape(names[np.argmax(zero)])}; the network sees nothing in these images, probably since "
+            "they are nearly black (plsc doctor finds such images)"
         )
     return embeddings, names
 

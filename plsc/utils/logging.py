@@ -7,6 +7,7 @@ Lines stay whole on a terminal (with tqdm's bar below them), in a pipe, and in a
 
 import collections
 import contextlib
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
     Lines that were logged after an earlier call without `log_file` are written to it first. A run that is
     refused therefore writes nothing, and no other run's line is lost. Rank 0 logs INFO and above. The
     other ranks log only warnings and errors, marked `[rank k]`. A further call replaces the last
-    one's settings.
+    one's settings. A call without `log_file` begins a new run, for which `warn_once` logs each text again.
     """
     # `import paddle` gives the root logger a handler. Without this line, each line would appear twice.
     _logger.propagate = False
@@ -65,6 +66,7 @@ def setup_logging(rank: int = 0, log_file: Path | None = None) -> logging.Logger
         with contextlib.suppress(OSError):
             handler.close()
     if log_file is None:
+        warn_once.cache_clear()
         kept = _Kept()
     else:
         kept = logging.FileHandler(log_file, encoding="utf-8")
@@ -88,6 +90,12 @@ def get_logger() -> logging.Logger:
 def print_lines(text: str) -> None:
     """Log text without time and level. The text may have several lines."""
     get_logger().info(text, extra={"bare": True})
+
+
+@functools.lru_cache(maxsize=KEPT)
+def warn_once(text: str) -> None:
+    """Log a warning unless this run has logged the same text. A run opens the same images more than once."""
+    get_logger().warning(text)
 
 
 def warn_on_rank_0(text: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 import plsc.checkpoint.store
 from plsc.checkpoint.evaluation import Evaluation, VerificationThreshold
 from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, set_aside_after
+from plsc.errors import MissingFileError
 from plsc.utils.logging import setup_logging
 from plsc.utils.sharding import split
 from tests.helpers.checkpoints import (
@@ -350,6 +351,12 @@ def test_a_step_is_never_written_twice(tmp_path):
     with pytest.raises(SaveError, match="exists"):
         save_one(tmp_path, 1, content(2))
     assert_holds(path, content(1))
+
+
+def test_a_checkpoint_named_without_its_folder_is_suggested_in_the_runs_folder(tmp_path):
+    saved = save_one(tmp_path, 110, content(0))
+    line = f"step-00000110: there is no such checkpoint folder, did you mean '{saved}'?"
+    assert refusal(find, tmp_path, "step-00000110", kind=MissingFileError) == line
 
 
 def test_check_matches(tmp_path):

@@ -249,7 +249,9 @@ def test_a_checkpoint_as_config_names_the_right_call(tmp_path, monkeypatch, caps
 def test_a_folder_of_pictures_as_config_names_the_config_beside_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faces").mkdir()
-    assert refusal(load, "faces", kind=MissingFileError) == "faces/default.yaml: no such config file"
+    line = "faces/default.yaml: no such config file, and faces is not a run's folder, since it has no "
+    line += "config.yaml"
+    assert refusal(load, "faces", kind=MissingFileError) == line
     (tmp_path / "faces.yaml").touch()
     for name in ("faces", "faces/"):
         assert refusal(load, name, kind=MissingFileError).endswith(", did you mean 'faces.yaml'?")

@@ -35,11 +35,10 @@ def test_a_missing_file_names_its_nearest_neighbour():
     for path, message in {
         "configs/defualt.yaml": "configs/defualt.yaml: {}, did you mean 'configs/default.yaml'?",
         "nowhere/x.yaml": "nowhere/x.yaml: {}",
-        ".": "default.yaml: {}",
+        ".": "default.yaml: {}, and . is not a run's folder, since it has no config.yaml",
     }.items():
-        assert refusal(MergedConfig().read_file, path, kind=MissingFileError) == message.format(
-            "no such config file"
-        )
+        line = message.format("no such config file")
+        assert refusal(MergedConfig().read_file, path, kind=MissingFileError) == line
 
 
 def test_a_file_that_cannot_be_read():

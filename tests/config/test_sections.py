@@ -43,6 +43,10 @@ MARGINS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS if kind != "softmax
                 "gpu:1; auto chooses one (got 'gpu:x')"
             ),
         ),
+        (
+            "Global: {device: 'cuda:1'}",
+            "Global.device: is no device of Paddle, did you mean 'gpu:1'? (got 'cuda:1')",
+        ),
         # numbers are finite and bounded
         ("Head: {scale: 0}", "Head.scale: must be greater than 0 (got 0)"),
         ("Model: {dropout: 1}", "Model.dropout: must be less than 1 (got 1)"),

@@ -3,8 +3,9 @@ import os
 
 import pytest
 
-from plsc.data.folder import ImageFolder, read_folder
+from plsc.data.folder import ImageFolder, images_below, read_folder
 from plsc.errors import MissingFileError
+from plsc.utils.logging import setup_logging
 from tests.helpers.image_files import png, write_folder
 from tests.helpers.refusals import refusal
 
@@ -44,6 +45,39 @@ def test_a_file_that_is_not_an_identitys_image_is_reported(folder, capsys):
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
+def test_an_empty_folder_is_no_class_and_is_reported_once_in_a_run(folder, capsys):
+    (folder / "Cid").mkdir()
+    (folder / "Cid" / ".hidden").touch()
+    for _ in range(2):
+        assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
+    assert capsys.readouterr().out.count("faces: 1 empty folder skipped: Cid\n") == 1
+    setup_logging()
+    read_folder(str(folder))
+    assert "1 empty folder skipped" in capsys.readouterr().out
+
+
+def test_images_at_any_depth(folder, tmp_path, capsys):
+    """The log reports each file that is skipped, except hidden files and alignment.csv."""
+    for name in ("b.gif", "Ann/note.txt", ".c.png", "alignment.csv"):
+        (folder / name).touch()
+    (folder / ".thumbnails").mkdir()
+    (folder / ".thumbnails" / "0.png").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0.PNG").touch()
+    (folder / "Ann" / "link").symlink_to(tmp_path / "elsewhere")
+    images = images_below(str(folder))
+    assert images == sorted(images) and len(images) == 7 and f"{folder}/Ann/link/0.PNG" in images
+    said = capsys.readouterr().out
+    assert "faces: 2 files skipped, since their names do not end in .jpg, .jpeg" in said
+    assert said.endswith(".jp2: Ann/note.txt, b.gif\n")
+
+
+def test_a_link_to_a_folder_above_is_refused(folder):
+    (folder / "Ann" / "loop").symlink_to(folder)
+    said = refusal(images_below, str(folder))
+    assert said == f"{folder}/Ann/loop: is a link to a folder that contains it; remove it"
+
+
 def test_a_folder_that_was_aligned_says_so(folder):
     assert "aligned" not in ImageFolder(str(folder)).preprocessing.to_json()
     (folder / "alignment.csv").write_text("")
@@ -51,9 +85,10 @@ def test_a_folder_that_was_aligned_says_so(folder):
     assert ImageFolder(str(folder), aligned=False).preprocessing.aligned is False
 
 
-def test_empty_folders_are_named(folder, tmp_path):
+def test_folders_without_an_image_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
+        (folder / name / "a.gif").touch()
     said = refusal(ImageFolder, str(folder))
     assert said.startswith(f"{folder}: 3 folders without an image (.jpg, ")
     assert ") directly in it: X, y, z; remove it, add images" in said
@@ -83,4 +118,5 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):
     folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
     (folder / "Cy\n2026-01-01 INFO done").mkdir()
+    (folder / "Cy\n2026-01-01 INFO done" / "a.gif").touch()
     assert r"Cy\n2026-01-01 INFO done" in refusal(read_folder, str(folder))

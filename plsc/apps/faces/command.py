@@ -23,7 +23,7 @@ import argparse
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -31,7 +31,7 @@ import cv2
 from plsc.apps.faces.alignment import align
 from plsc.apps.faces.detector import Detector
 from plsc.apps.faces.photos import find_faces, read_photo, refuse_group, second_share
-from plsc.data.folder import ALIGNMENT, check_folder, entries
+from plsc.data.folder import ALIGNMENT, check_folder, files_below
 from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_folder(source)
     if os.path.lexists(target):
         raise UserError(f"{escape(target)}: exists already; remove it, or name another target")
-    names = [*_files(source)]
+    names = [*files_below(source)]
     if not names:
         raise UserError(f"{escape(source)}: contains no files; give the folder with the photos")
     outputs = _outputs(names)
@@ -112,18 +112,3 @@ def add_groups(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also use photos whose second face is nearly as large as the largest",
     )
-
-
-def _files(source: str, below: str = "") -> Iterator[str]:
-    """Yield the files in a folder and its subfolders, except hidden files. Links to folders are followed.
-
-    Args:
-        source: the folder.
-        below: a subfolder in it, as a relative path. Only its files are yielded.
-    """
-    for name, is_folder in entries(os.path.join(source, below)):
-        path = os.path.join(below, name)
-        if is_folder:
-            yield from _files(source, path)
-        else:
-            yield path
