@@ -5,7 +5,7 @@
 # Seen: it also writes to both. After the call, the caller's arrays have the norm 1. The norm is often kept as
 # a measure for the photo's quality, or to compute a mean over several photos: both then depend on which
 # embeddings were compared before. A read-only array is not protected. Give copies, or compute the cosine with
-# NumPy.
+# NumPy. (OpenCV's pull request 29804 mends it. No release on the package index has it.)
 #
 #     5.0.0: norms before 5 and 13, after 1 and 1, score 0.3077
 #     4.12.0: norms before 5 and 13, after 1 and 1, score 0.3077
