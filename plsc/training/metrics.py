@@ -118,7 +118,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
-            if type(row["step"]) is not int:  # a bool is none, either
+            if type(row["step"]) is not int:  # True and False are no steps
                 raise TypeError
             rows.append(row)
         except (ValueError, KeyError, TypeError, RecursionError):

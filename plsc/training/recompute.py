@@ -33,16 +33,17 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
 def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any, **named: Any) -> Any:
     """Run a layer's `forward`. If a backward pass will follow, let it recompute the layer."""
     bound = inspect.signature(forward).bind(*inputs, **named)
-    inputs, named = bound.args, bound.kwargs  # only arguments that `forward` takes by name alone stay named
+    # Paddle refuses a function that takes arguments by name alone, so it gets one that takes all by position.
+    inputs, names, count = [*bound.args, *bound.kwargs.values()], [*bound.kwargs], len(bound.args)
+    by_position = lambda *given: forward(*given[:count], **dict(zip(names, given[count:])))
     inputs_have_gradients = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
     parameters_have_gradients = not all(p.stop_gradient for p in layer.parameters())
     if not (paddle.is_grad_enabled() and (inputs_have_gradients or parameters_have_gradients)):
-        return forward(*inputs, **named)
+        return by_position(*inputs)
     if not inputs_have_gradients:
         # Images have none. Paddle would then give the layer's output no gradient either.
         inputs = [_with_gradient(x) if isinstance(x, paddle.Tensor) else x for x in inputs]
-    # Paddle refuses a function that has arguments by name alone, so it gets one that has none.
-    return recompute(lambda *inputs: forward(*inputs, **named), *inputs)
+    return recompute(by_position, *inputs)
 
 
 def _with_gradient(x: paddle.Tensor) -> paddle.Tensor:

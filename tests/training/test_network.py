@@ -191,7 +191,7 @@ def test_a_recomputed_layer_takes_arguments_by_name():
 
         def forward(self, x):
             out = self.first(x.flatten(1))
-            return self.second(out, gain=out.mean(), shift=1.0)
+            return self.second(out, gain=out.mean(), shift=out.tanh())
 
     net = Net()
     plain, found = step(make(net)), step(make(net, recomputed=[net.second]))
