@@ -93,6 +93,9 @@ def main() -> None:
         CLASSES, EMBEDDING, CosFace(0.2), scale=32.0, sample_rate=args.sample_rate, rule=Momentum(MOMENTUM)
     )
     step = resume(args.output, backbone, head)
+    if step >= args.steps:
+        print(f"{args.output} has step {step} already; give more --steps")
+        return
     parallel, average_gradients = distributed.data_parallel(backbone)  # gives all ranks the same weights
     optimizer = paddle.optimizer.Momentum(RATE, MOMENTUM, backbone.parameters())
     sampler = paddle.io.DistributedBatchSampler(
