@@ -102,8 +102,8 @@ def match(
 ) -> tuple[dict[str, np.ndarray], Counter]:
     """Map a file's tensors to a network's names.
 
-    torch's names (running_mean) and its linear weights [outputs, inputs] are converted to Paddle's. A file
-    with Paddle's names is used unchanged.
+    torch's names (running_mean) and its linear weights [outputs, inputs] are converted to Paddle's. Linear
+    weights are Paddle's [inputs, outputs] in a .pdparams file, and in a file with Paddle's names (_mean).
 
     Args:
         tensors: name -> tensor in the file.
@@ -117,7 +117,7 @@ def match(
     """
     wanted = backbone.state_dict()
     names = {name: name.removeprefix("module.") for name in tensors}
-    of_torch = not any(name.endswith(("._mean", "._variance")) for name in names)
+    of_paddle = path.endswith(".pdparams") or any(name.endswith(("._mean", "._variance")) for name in names)
     linear = {f"{name}.weight" for name, layer in backbone.named_sublayers() if isinstance(layer, nn.Linear)}
     arrays = {}
     skipped = Counter()
@@ -130,7 +130,7 @@ def match(
         if to is None or to in arrays or not isinstance(value, np.ndarray):
             left.append(name)
             continue
-        if of_torch and to in linear:
+        if to in linear and not of_paddle:
             value = value.T
         elif _no_ones(value.shape) == _no_ones(wanted[to].shape):
             value = value.reshape(wanted[to].shape)

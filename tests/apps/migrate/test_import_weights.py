@@ -93,6 +93,15 @@ def test_a_square_linear_weight_is_transposed_by_its_origin_not_its_shape():
     assert np.array_equal(match(paddle_file, net, "a")[0]["0.weight"], square)
 
 
+def test_without_batch_norm_the_files_ending_shows_whose_linear_weights_it_has():
+    net, state = (
+        paddle.nn.Sequential(paddle.nn.Linear(3, 3)),
+        {"0.weight": numbers(3, 3), "0.bias": numbers(3)},
+    )
+    for path, wanted in {"a.pdparams": state["0.weight"], "a.pt": state["0.weight"].T}.items():
+        assert np.array_equal(match(state, net, path)[0]["0.weight"], wanted)
+
+
 def test_weights_of_plsc_2_4(tmp_path, net):
     names = {name: f"param_{number}" for number, name in enumerate(plain(net))}
     state = {**plain(net), "head.weight": numbers(6, 50), "StructuredToParameterName@@": names}
