@@ -202,7 +202,7 @@ class Verification:
         elif given:
             how = f"{resamples(len(self.same)):,} resamples of {len(self.people):,} identities"
             labels[IN_BRACKETS] = f"95 % confidence, {how}"
-        elif self.people is not None:
+        elif self.people is not None and len(self.people) < LEAST_PEOPLE:
             labels["intervals"] = f"need at least {LEAST_PEOPLE} identities, these are {len(self.people)}"
         return labels
 

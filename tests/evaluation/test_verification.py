@@ -170,6 +170,13 @@ def test_of_few_people_there_are_no_intervals():
     assert "(" not in result.results()["accuracy (mean of folds)"]
 
 
+def test_pairs_of_one_kind_do_not_lack_people():
+    result = verify_pairs(
+        np.eye(24), np.arange(24).reshape(-1, 2), np.ones(12, bool), np.repeat(np.arange(12), 2)
+    )
+    assert result.intervals == {} and "intervals" not in result.results()
+
+
 def scored(positive, negative):
     """A verification of the given cosines."""
     cosine = np.array([*positive, *negative], dtype=np.float64)
