@@ -29,8 +29,10 @@ from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs
 from plsc.data.build import build_dataset
+from plsc.data.config import TRAIN_SET
 from plsc.data.dataset import Dataset, PairSet, shared_identities
 from plsc.data.image_list import ImageFiles
+from plsc.data.joined import Joined
 from plsc.data.pairs import PairList, is_lfw
 from plsc.errors import UserError, escape, writing
 from plsc.evaluation.sets import EvalSet, eval_set
@@ -221,24 +223,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--validation: {escape(args.train)} is the training set; name another")
     if args.list and os.path.lexists(args.list):
         raise UserError(f"{escape(args.list)}: exists already; name a new list")
-    findings = Findings()
+    findings, trained = Findings(), 1
     if args.train:
         sets = {path: partial(_open, path) for path in (args.train, *args.validation)}
-        examined = doctor(sets, 1, False, findings)
+        examined = doctor(sets, trained, False, findings)
     else:
         cfg = load(args.config or args.trained, args.override)
         build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed)
         sets = {key: partial(build, key) for key in cfg.DataLoader.sets()}
-        examined = doctor(sets, len(cfg.DataLoader.Train.sets), True, findings)
-    train = next((each for each in examined if each.name == next(iter(sets))), None)
-    labels = train.images.labels if train else None
-    if args.trained and labels is not None:
+        trained = len(cfg.DataLoader.Train.sets)
+        if args.list and trained > 1:
+            raise UserError(
+                f"--list: the config has {trained} training sets, and a list names the images of one; "
+                'name one set with -o "DataLoader.Train.dataset={name: ..., ...}"'
+            )
+        examined = doctor(sets, trained, True, findings)
+    train = [each for each in examined if each.name in [*sets][:trained]]
+    labels = train[0].images.labels if train else None
+    if args.trained and train:
         from plsc.apps.curate.wrong_labels import find_wrong_labels  # it imports Paddle
 
-        labels, found = find_wrong_labels(cfg, train.images.data)
+        parts = {each.name: each.images.data for each in train}
+        labels, found = find_wrong_labels(cfg, Joined(parts) if len(parts) > 1 else train[0].images.data)
         for text, examples in found.items():
-            findings.note("warning", train.name, text, examples)
+            findings.note("warning", TRAIN_SET if len(parts) > 1 else train[0].name, text, examples)
     print(f"{plural(findings.counts['error'], 'error')}, {plural(findings.counts['warning'], 'warning')}")
-    if args.list and labels is not None:
-        write_list(args.list, train, labels)
+    if args.list and train:
+        if labels is None:
+            raise UserError(f"--list: {escape(train[0].name)} has pairs, not labelled images; omit --list")
+        write_list(args.list, train[0], labels)
     return 2 if findings.counts["error"] else 1 if findings.counts["warning"] else 0

@@ -142,6 +142,20 @@ def test_labelled_images_of_a_config_are_of_the_classes_that_are_trained_on(face
     assert run("-c", tmp_path / "my.yaml") == (0, ["    Ann", "    Bob", "    Cy", "0 errors, 0 warnings"])
 
 
+def test_wrong_labels_are_searched_in_all_training_sets_together(faces, run, tmp_path, monkeypatch):
+    more = write_folder(tmp_path / "more", {"Dan": 2, "Eve": 2}, number=90)
+    sets = ", ".join(f"{{name: ImageFolder, folder: {folder}}}" for folder in (faces, more))
+    (tmp_path / "two.yaml").write_text(
+        f"DataLoader: {{Train: {{dataset: [{sets}]}}, Eval: {{dataset: null}}}}\n"
+    )
+    found = lambda cfg, data: (data.labels, {f"{data.num_classes} classes": data.class_names})
+    monkeypatch.setattr("plsc.apps.curate.wrong_labels.find_wrong_labels", found)
+    code, lines = run("--trained", tmp_path / "two.yaml")
+    assert code == 1 and lines[0] == "WARNING DataLoader.Train.dataset: 5 classes"
+    assert lines[1:6] == [f"    {name}" for name in ("Ann", "Bob", "Cy", "Dan", "Eve")]
+    assert run("-c", tmp_path / "two.yaml", "--list", tmp_path / "clean.txt") == (2, [])
+
+
 def test_the_list_has_what_is_right(faces, run, tmp_path):
     (faces / "Ann" / "Ann_0002.png").write_bytes(png(0))  # Ann's first
     (faces / "Bob" / "Bob_0001.png").write_bytes(b"broken")
@@ -164,12 +178,14 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
         (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the config names the sets"),
         (["faces", "--validation", "b", "faces"], "--validation: faces is the training set"),
         (["faces", "--list", "faces"], "faces: exists already; name a new list"),
+        (["pairs.csv", "--list", "clean.txt"], "--list: pairs.csv has pairs, not labelled images"),
         (["a.rec", "--list", "clean.txt"], "--list: needs images in separate files; plsc convert a.rec"),
     ],
 )
 def test_what_it_refuses(faces, tmp_path, monkeypatch, capsys, arguments, line):
     monkeypatch.chdir(tmp_path)
     write_rec(tmp_path / "a.rec", [0, 1])
+    (tmp_path / "pairs.csv").write_text("faces/Ann/Ann_0001.png,faces/Ann/Ann_0002.png,1\n")
     assert cli.main(["doctor", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"ERROR {line}")
 
