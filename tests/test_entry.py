@@ -22,6 +22,7 @@ from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
+from plsc.training.inference import write_embeddings
 from plsc.training.load_weights import load_network
 from plsc.training.run_folder import RUN_FILES, find_checkpoint
 from plsc.utils.logging import setup_logging
@@ -398,6 +399,15 @@ def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictu
     entry(trained).predict([os.fsdecode(path) for path in odd], tmp_path / "out")
     names = (tmp_path / "out/names.txt").read_bytes().splitlines()
     assert names == [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\\nlines.png")]
+
+
+def test_a_full_disk_leaves_an_earlier_predictions_files(tmp_path, monkeypatch):
+    """The names always belong to the embeddings."""
+    write_embeddings(tmp_path, np.zeros((2, 3), np.float32), ["a", "b"])
+    monkeypatch.setattr(np, "save", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert "No space left" in refusal(write_embeddings, tmp_path, np.ones((2, 3), np.float32), ["c", "d"])
+    assert (tmp_path / "names.txt").read_text() == "a\nb\n" and not np.load(tmp_path / "embeddings.npy").any()
+    assert {path.name for path in tmp_path.iterdir()} == {"embeddings.npy", "names.txt"}
 
 
 # ---- the plan

@@ -12,7 +12,7 @@ from shlex import quote
 import numpy as np
 
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.store import Content, completed, save
+from plsc.checkpoint.store import Content, completed, new_folder, save
 from plsc.errors import UserError
 from plsc.native.bfloat16 import float32_of, nearest
 
@@ -30,7 +30,7 @@ def average(run: str, last: int | None, target: str) -> str:
         target: folder to create.
 
     Raises UserError if `target` exists, if fewer than two checkpoints are asked for, or if the run has fewer
-    than that.
+    than that. Raises UserError if the mean cannot be written. `target` then does not exist.
     """
     if Path(target).exists():
         raise UserError(f"{target}: exists already, and nothing is overwritten; name another folder")
@@ -56,7 +56,9 @@ def average(run: str, last: int | None, target: str) -> str:
         classes=newest.classes(),
     )
     steps = ", ".join(f"{checkpoint.step:,}" for checkpoint in saved)
-    path = save(Path(target), content)
+    with new_folder(Path(target)) as beside:
+        name = save(beside, content).name
+    path = Path(target, name)
     use = f"use it by plsc eval -c {quote(run)} -o {quote(f'Global.checkpoint={path}')}"
     return f"{path}: the mean of {len(saved)} checkpoints, steps {steps}; {use}"
 

@@ -25,7 +25,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,8 @@ from plsc.checkpoint.evaluation import Evaluation
 from plsc.checkpoint.manifest import BACKBONE, file_of, manifest_bytes, tiles
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, size_of, sync_folder, write_synced
-from plsc.errors import MissingFileError, UserError
-from plsc.utils.atomic_write import remove
+from plsc.errors import MissingFileError, UserError, escape, writing
+from plsc.utils.atomic_write import atomic_write, remove
 from plsc.utils.logging import get_logger
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.text import gigabytes
@@ -167,6 +167,22 @@ def save(
             tidy(root)  # frees space if the disk is full. What it cannot remove now, the next save removes
         raise
     return final
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary name for a folder with a checkpoint outside a run, and rename it to `folder` at the
+    end.
+
+    Raises UserError if `folder` exists, or if it cannot be written. Nothing then remains.
+    """
+    try:
+        with writing(folder), atomic_write(folder, new=True) as beside:
+            yield beside
+    except SaveError as error:
+        reason = getattr(error.__cause__, "strerror", None) or escape(error.__cause__)
+        line = f"{escape(folder)}: cannot be written: {reason}; {error.remedy}, and try again"
+        raise UserError(line) from error
 
 
 def _on_all_ranks(what: str, gather: Callable[[Any], list], work: Callable, *args: Any) -> list:

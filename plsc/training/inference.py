@@ -264,7 +264,9 @@ def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> Non
         # One name per line. File names' bytes stay as they are.
         lines = (escape(name) if "\n" in name or "\r" in name else name for name in names)
         text = "".join(f"{line}\n" for line in lines)
-        replace_file(folder / "names.txt", text.encode("utf-8", "surrogateescape"))
-        with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
-            np.save(file, emb)
+        # Both are written before either gets its name, so the names are never another call's.
+        with atomic_write(folder / "names.txt") as beside, atomic_write(folder / "embeddings.npy") as array:
+            beside.write_bytes(text.encode("utf-8", "surrogateescape"))
+            with open(array, "xb") as file:
+                np.save(file, emb)
     print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")

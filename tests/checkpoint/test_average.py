@@ -10,7 +10,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.native.bfloat16 import float32_of, nearest
-from tests.helpers.checkpoints import content, save_one, save_ranks
+from tests.helpers.checkpoints import content, full_disk, save_one, save_ranks
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY
 
@@ -82,6 +82,18 @@ def test_what_has_no_mean_is_refused(run, tmp_path):
     ):
         assert line in refusal(average, str(run), last, str(tmp_path / target))
     assert "has 0 checkpoints" in refusal(average, str(tmp_path), None, str(tmp_path / "mean"))
+
+
+def test_a_full_disk_leaves_nothing_and_a_second_try_works(tmp_path):
+    for step in (1, 2):
+        save_one(tmp_path / "run" / "checkpoints", step, content(step))
+    asked = str(tmp_path / "run"), None, str(tmp_path / "new" / "mean")
+    with full_disk():
+        line = refusal(average, *asked)
+    assert line == f"{asked[2]}: cannot be written: No space left on device; make space, and try again"
+    assert [*(tmp_path / "new").iterdir()] == []
+    average(*asked)
+    assert Checkpoint.open(tmp_path / "new" / "mean" / "step-00000002").step == 2
 
 
 def test_bfloat16_is_rounded_to_the_nearest():

@@ -24,6 +24,7 @@ from tests.helpers.checkpoints import (
     assert_same,
     content,
     flip,
+    full_disk,
     reseal,
     save_one,
     save_ranks,
@@ -255,20 +256,9 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["backbone", "head-00001", "manifest"])
-def test_a_full_disk_on_one_rank_is_reported_on_every_rank_and_loses_nothing(
-    tmp_path, monkeypatch, file, step=2
-):
+def test_a_full_disk_on_one_rank_is_reported_on_every_rank_and_loses_nothing(tmp_path, file, step=2):
     save_ranks(tmp_path, 1, content(1), 2)
-    original = plsc.checkpoint.store.write_synced
-
-    def full(path, buffers):
-        if path.name.startswith(file):
-            path.write_bytes(b"stump")
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return original(path, buffers)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(plsc.checkpoint.store, "write_synced", full)
+    with full_disk(file):
         results = save_ranks(tmp_path, step, content(2), 2)
     for result in results:
         assert isinstance(result, SaveError) and "\n" not in str(result)

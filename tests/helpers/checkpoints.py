@@ -1,10 +1,14 @@
 """What the tests of checkpoints share: contents, saving as several ranks, comparing bytes, doing damage."""
 
+import contextlib
+import errno
 import json
 import threading
 
 import numpy as np
+import pytest
 
+import plsc.checkpoint.store
 from plsc.checkpoint.manifest import seal
 from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.errors import UserError
@@ -12,6 +16,22 @@ from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import split
 
 PREPROCESSING = Preprocessing((1, 32, 32), 127.5, 0.0078431)
+
+
+@contextlib.contextmanager
+def full_disk(part="manifest"):
+    """A disk that is full once a save writes the file `part`: a stump of it remains."""
+    original = plsc.checkpoint.store.write_synced
+
+    def write(path, buffers):
+        if path.name.startswith(part):
+            path.write_bytes(b"stump")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(path, buffers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plsc.checkpoint.store, "write_synced", write)
+        yield
 
 
 def content(seed, classes=11, dim=4):

@@ -11,7 +11,6 @@ error if a tensor is missing, is not in the network, or has another shape. Try i
 
 import argparse
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, tensor_differences
 from plsc.config import Config, load
 from plsc.data.images import CHANNELS
-from plsc.errors import UserError, escape, writing
+from plsc.errors import UserError, escape
 from plsc.native.bfloat16 import float32_of
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
@@ -205,12 +204,10 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, preproc
         config=config.plain(),
         preprocessing=preprocessing,
     )
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
-            made = store.save(Path(folder), content)
-            replace_file(made / "config.yaml", config.to_yaml().encode())
-            os.replace(made, output)
+    with store.new_folder(output) as beside:
+        made = store.save(beside.with_name("checkpoints"), content)
+        replace_file(made / "config.yaml", config.to_yaml().encode())
+        os.replace(made, beside)
     lines = [f"skipped {plural(count, 'tensor')}: {why}" for why, count in skipped.items()]
     return "\n".join([*lines, f"done: {len(arrays):,} tensors in {escape(output)}"])
 

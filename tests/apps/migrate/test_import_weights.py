@@ -20,6 +20,7 @@ from plsc.utils.preprocessing import Preprocessing
 from tests.apps.migrate.torch_files import numbers, write_torch
 from tests.backbones.numpy_layers import scatter
 from tests.helpers.bounds import assert_within, rounded
+from tests.helpers.checkpoints import full_disk
 from tests.helpers.refusals import refusal
 
 MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
@@ -224,6 +225,15 @@ def test_what_is_there_is_not_replaced(tmp_path, net):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
+
+
+def test_a_full_disk_leaves_nothing_and_a_second_try_works(tmp_path, net):
+    weights = write(tmp_path / "a.pt", of_torch(net))
+    with full_disk():
+        line = refusal(run, tmp_path, weights)
+    assert line == f"{tmp_path}/out: cannot be written: No space left on device; make space, and try again"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    assert "done: " in run(tmp_path, weights)
 
 
 def test_weights_of_a_run_are_sent_to_its_config_and_to_init_from(tmp_path, net):
