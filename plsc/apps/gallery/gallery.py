@@ -232,7 +232,7 @@ class Gallery:
         Raises UserError if a person or picture does not exist. In this case nothing is removed.
         """
         with self._store.transaction():
-            for name in map(normalize_name, names):
+            for name in (unicodedata.normalize("NFC", name) for name in names):
                 person, _, picture = name.rpartition("/")
                 if not (self._store.remove(name) or (person and self._store.remove(person, picture))):
                     what = "no person or picture" if person else "nobody called"
@@ -315,7 +315,7 @@ def verify(a: Picture, b: Picture, network: EmbeddingNetwork | str | None = None
         if prepared.left_out:
             raise UserError(prepared.left_out)
     first, second = (prepared.embeddings[0] for prepared in embedded)
-    similarity = float(first @ second)
+    similarity = min(float(first @ second), 1.0)
     return Verification(similarity > network.pair_threshold, similarity, network.pair_threshold)
 
 
