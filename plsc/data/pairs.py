@@ -221,3 +221,7 @@ class ImagePairs(EncodedPairs):
 
     def image_name(self, index: int) -> str:
         return self.source.name(int(self._used[index]))
+
+    def pair_name(self, number: int) -> str:
+        """Name both pictures, because users do not know the number of a drawn pair."""
+        return f"({', '.join(escape(self.image_name(image)) for image in self.pairs[number].tolist())})"

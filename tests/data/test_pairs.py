@@ -127,6 +127,8 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
     assert from_folder.title == "pairs of faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
     names = [[name.partition("_")[0] for name in pair] for pair in images(from_folder)]
     assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
+    a, b = map(from_rec.image_name, from_rec.pairs[2])
+    assert from_rec.pair_name(2) == f"({a}, {b})"
 
 
 def test_every_set_of_pairs_knows_whom_its_images_show(folder):

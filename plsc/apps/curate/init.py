@@ -211,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", metavar="FILE.yaml", help=what)
     args = parser.parse_args(argv)
     path = args.data.rstrip("/") or args.data
-    target = Path(args.output or f"{Path(path).resolve().stem}.yaml")
+    whole = Path(path).resolve()
+    target = Path(args.output or f"{whole.name if whole.is_dir() else whole.stem}.yaml")
     if target.resolve().parent != Path.cwd():  # relative paths start in the current or the config's folder
         path = os.path.abspath(path)
     if target.exists():
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{escape(target)}: exists already, and nothing is overwritten; name another file with --output"
         )
     output = f"output/{target.stem}"
-    if Path(path).resolve() in Path(output).resolve().parents:
+    if whole in Path(output).resolve().parents:
         raise UserError(
             f"{escape(path)}: a run would write {output} among the set's folders; start in another folder"
         )

@@ -103,6 +103,14 @@ def test_the_next_line_trains_three_pictures_too(tmp_path, monkeypatch, capsys):
     Entry("few.yaml").dry_run(1)
 
 
+def test_the_config_has_the_folders_whole_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("shoes.2023", "shoes.2024"):
+        fill(tmp_path / name, 3)
+        assert init(name) == 0
+        assert load(f"{name}.yaml").Global.output_dir == f"output/{name}"
+
+
 def test_a_config_in_another_folder_finds_the_pictures(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     fill(tmp_path / "few", 2)
