@@ -108,7 +108,10 @@ class Entry:
                 "grey"). A Gallery takes arrays [H, W, 3] in OpenCV's order BGR instead.
             output: folder for embeddings.npy and names.txt. None writes nothing.
 
-        Returns the embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
+        Returns the embeddings [n, D] float32, and the n names (paths, or "0", "1", ...). The row of an image
+            that cannot be read is NaN, and the log contains the reason.
+
+        Raises UserError if no image can be read.
         """
         start(self.config.Global)
         from plsc import distributed
@@ -141,9 +144,11 @@ class Entry:
 
         Returns three things for the n images:
             n lists with the names of T classes, the most similar class first. A name is the class's number
-                as text if the training data has no names. It is None if several classes are equally similar.
+                as text if the training data has no names. It is None if several classes are equally similar,
+                or if the image cannot be read.
             the similarities, float32 [n, T]. If the head has a margin, a similarity is the cosine between the
-                embedding and the class centre. Otherwise it is the head's logit.
+                embedding and the class centre. Otherwise it is the head's logit. It is NaN if the image
+                cannot be read.
             the images' names, as `predict` returns them.
         """
         if not isinstance(top, Integral) or top < 1:

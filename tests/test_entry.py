@@ -16,6 +16,7 @@ import pytest
 from paddle import inference
 from PIL import Image
 
+from plsc import cli
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.entry import Entry
@@ -292,7 +293,11 @@ ARRAY = "predict: pixels must be uint8 [n, C, H, W], here [n, 1, 12, 10] with th
             ),
         ),
         (["no.png"], "no.png: no such image"),
-        ("no.txt", f"list: file 'no.txt' does not exist (looked in {os.getcwd()})"),
+        (
+            ["no.png", "nor.png"],
+            "predict: none of 2 images can be read, the first one: no.png: no such image",
+        ),
+        ("no.txt", f"predict: 'no.txt' does not exist (looked in {os.getcwd()})"),
     ],
 )
 def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
@@ -320,6 +325,28 @@ def test_predict_reports_embeddings_that_are_zero(trained, monkeypatch, tmp_path
     entry(trained).predict(np.repeat(PIXELS[:1], 3, axis=0), tmp_path / "out")
     said = capsys.readouterr().out
     assert "WARNING predict: 2 of 3 embeddings are zero, the first one that of 1; " in said
+
+
+def test_predict_embeds_all_pictures_that_can_be_read(trained, pictures, tmp_path, capsys):
+    """A damaged picture keeps its row, so that the rows of a list agree with the user's own."""
+    (tmp_path / "damaged.png").write_bytes(b"no picture")
+    (tmp_path / "list.txt").write_text(
+        "\n".join([pictures[0][0], "damaged.png", "gone.png", *pictures[0][1:]])
+    )
+    run = ["-c", str(trained), "--output", str(tmp_path)]
+    assert cli.main(["predict", str(tmp_path / "list.txt"), *run]) == 1
+    said = capsys.readouterr().out
+    assert f" WARNING skipped {tmp_path}/damaged.png: not an image that OpenCV can decode (10 bytes)" in said
+    assert f" WARNING skipped {tmp_path}/gone.png: no such image\n" in said and " zero" not in said
+    assert said.endswith("embeddings.npy; 2 of the images cannot be read, see the log\n")
+    found, (whole, _) = np.load(tmp_path / "embeddings.npy"), entry(trained).predict(pictures[0])
+    assert np.isnan(found[1:3]).all() and np.allclose(found[[0, 3, 4, 5, 6]], whole, atol=1e-5)
+    names = [pictures[0][0], f"{tmp_path}/damaged.png", f"{tmp_path}/gone.png", *pictures[0][1:]]
+    assert (tmp_path / "names.txt").read_text().splitlines() == names
+    assert cli.main(["predict", *names, "--classes", *run]) == 1
+    rows = (tmp_path / "classes.csv").read_text().splitlines()[1:]
+    assert rows[1:3] == [f"{tmp_path}/damaged.png,,", f"{tmp_path}/gone.png,,"]
+    assert cli.main(["predict", pictures[0][0], *run]) == 0
 
 
 def test_all_but_training_do_without_the_images_trained_on(trained, tmp_path):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from plsc.cli.arguments import make_parser, parse
+from plsc.distributed.environment import rank_from_env
 
 
 def evaluate(argv: Sequence[str]) -> None:
@@ -15,12 +16,12 @@ def evaluate(argv: Sequence[str]) -> None:
     Entry(args.config, args.override).evaluate()
 
 
-def predict(argv: Sequence[str]) -> None:
-    """Run `plsc predict`."""
+def predict(argv: Sequence[str]) -> int:
+    """Run `plsc predict`. Returns 1 if an image cannot be read, otherwise 0."""
     parser = make_parser(
         "predict", "write the embeddings of images, or their classes", "-c first a.png b.png"
     )
-    parser.add_argument("images", nargs="+", help="image files, folders of them, or one .txt list of them")
+    parser.add_argument("images", nargs="+", help="image files, folders of them, or one list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
     parser.add_argument(
         "--classes",
@@ -33,17 +34,19 @@ def predict(argv: Sequence[str]) -> None:
     args = parse(parser, argv)
     if args.top is not None and not args.classes:
         parser.error("--top needs --classes")
+    import numpy as np
+
     from plsc.entry import Entry
 
-    images = args.images
-    if len(images) == 1 and images[0].endswith(".txt"):
-        images = images[0]
+    images = args.images[0] if len(args.images) == 1 else args.images
     entry = Entry(args.config, args.override)
     output = args.output or os.path.join(entry.config.Global.output_dir, "predict")
     if args.classes:
-        entry.classify(images, output, 1 if args.top is None else args.top)
+        _, values, _ = entry.classify(images, output, 1 if args.top is None else args.top)
     else:
-        entry.predict(images, output)
+        values, _ = entry.predict(images, output)
+    # A launcher ends all ranks as soon as one fails, so only the rank that writes the files may fail.
+    return int(np.isnan(values).any() and rank_from_env() == 0)
 
 
 def export(argv: Sequence[str]) -> None:

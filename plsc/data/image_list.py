@@ -25,6 +25,7 @@ from plsc.utils.logging import get_logger
 SHOWN = 5  # bad lines or missing images that a message names
 # So many images of a list are checked at the start. The identities of longer lists are unknown.
 CHECKED = 1_000_000
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 LABEL_DIGITS = 18  # a number of so many digits fits into an int64
 
 
@@ -88,7 +89,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     bad, commas = [], False
     with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
-            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            if number == 1 and line.startswith(UTF_16):
                 raise UserError(f"{path}: is UTF-16; save it as UTF-8")
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")

@@ -12,10 +12,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from plsc.data.folder import images_below
-from plsc.data.image_list import read_list
+from plsc.data.folder import images_below, is_image
+from plsc.data.image_list import UTF_16, read_list
 from plsc.data.images import read_sample
-from plsc.errors import UserError, escape
+from plsc.errors import MissingFileError, UserError, escape
+from plsc.utils.files import open_regular
 from plsc.utils.preprocessing import Preprocessing
 
 _OTHER_COLOURS = ("CMYK", "YCbCr", "HSV")  # Pillow's modes that a PNG does not have
@@ -23,10 +24,11 @@ _OTHER_COLOURS = ("CMYK", "YCbCr", "HSV")  # Pillow's modes that a PNG does not 
 
 def samples_to_predict(
     given: str | os.PathLike | Iterable[Any] | np.ndarray, preprocessing: Preprocessing
-) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
-    """Return a function that reads samples, and the samples' names.
+) -> tuple[Callable[[int, int], np.ndarray], list[str], dict[int, str]]:
+    """Return a function that reads samples, the samples' names, and why samples could not be read.
 
-    The function takes (start, stop) and returns these samples, uint8 [n, *shape], prepared as in training.
+    The function takes (start, stop) and returns these samples, uint8 [n, *shape], prepared as in training. A
+    sample that cannot be read is zero, and the function puts its number and the reason into the mapping.
 
     Args:
         given: a list file, an image file, a folder of images at any depth, a PIL image, several of these, or
@@ -43,7 +45,8 @@ def samples_to_predict(
                 f"{preprocessing.channels}, got {given.dtype} {list(given.shape)}; "
                 "or give PIL images, which plsc converts"
             )
-        return (lambda start, stop: np.array(given[start:stop], order="C")), [*map(str, range(len(given)))]
+        names = [*map(str, range(len(given)))]
+        return (lambda start, stop: np.array(given[start:stop], order="C")), names, {}
     if isinstance(given, (str, os.PathLike)) or _is_pil(given):
         given = _listed(given)
     if not isinstance(given, Iterable):
@@ -53,11 +56,18 @@ def samples_to_predict(
     pictures = [picture for each in given for picture in _in_folder(each)]
     names = [str(number) if _is_pil(each) else each for number, each in enumerate(pictures)]
 
-    def read(start: int, stop: int) -> np.ndarray:
-        numbers = range(start, min(stop, len(pictures)))
-        return np.stack([_read(pictures[number], names[number], preprocessing) for number in numbers])
+    unread: dict[int, str] = {}
 
-    return read, names
+    def read(start: int, stop: int) -> np.ndarray:
+        samples = np.zeros((min(stop, len(pictures)) - start, *preprocessing.shape), np.uint8)
+        for number, sample in enumerate(samples, start):
+            try:
+                sample[:] = _read(pictures[number], names[number], preprocessing)
+            except UserError as error:
+                unread[number] = str(error)
+        return samples
+
+    return read, names, unread
 
 
 def _is_pil(picture: Any) -> bool:
@@ -68,11 +78,18 @@ def _listed(given: Any) -> list[Any]:
     """Return a list with the argument itself, or the pictures that a list file names."""
     if _is_pil(given) or os.path.isdir(given):
         return [given]
-    path = os.fspath(given)
-    # OpenCV prints a warning on stderr if the file does not exist.
-    if os.path.isfile(path) and cv2.haveImageReader(path):
+    path = os.fsdecode(given)
+    if not os.path.exists(path):
+        raise MissingFileError(f"predict: '{escape(path)}' does not exist (looked in {os.getcwd()})")
+    if is_image(path) or cv2.haveImageReader(path) or not _is_text(path):
         return [path]
-    return [str(name) for name in read_list(path, labelled=False)[0]]
+    return [*read_list(path, labelled=False)[0]]
+
+
+def _is_text(path: str) -> bool:
+    with open_regular(path) as file:
+        start = file.read(4096)
+    return start.startswith(UTF_16) or b"\0" not in start
 
 
 def _in_folder(picture: Any) -> list[Any]:

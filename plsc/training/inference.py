@@ -34,7 +34,7 @@ from plsc.training.load_weights import load_network, load_rows
 from plsc.training.metrics import read_metrics
 from plsc.training.run_folder import open_checkpoint
 from plsc.utils.atomic_write import atomic_write, replace_file
-from plsc.utils.logging import print_lines, warn_on_rank_0
+from plsc.utils.logging import log_skipped, print_lines, warn_on_rank_0
 from plsc.utils.version import __version__
 
 
@@ -170,8 +170,10 @@ def predict(
 
     Returns the embeddings [n, D] float32, each of length 1, and the n names.
     """
-    embeddings, names = _embed_given(cfg, images, network)
-    return unit_rows(embeddings), names
+    embeddings, names, unread = _embed_given(cfg, images, network)
+    embeddings = unit_rows(embeddings)
+    embeddings[unread] = np.nan
+    return embeddings, names
 
 
 def classify(
@@ -188,11 +190,12 @@ def classify(
         head: what `open_head` returned for the network's checkpoint.
         top: how many classes to find for each image.
     """
-    embeddings, names = _embed_given(cfg, images, network)
+    embeddings, names, unread = _embed_given(cfg, images, network)
     size = cfg.DataLoader.Train.batch_size
     batches = np.array_split(embeddings, range(size, len(embeddings), size))
     found = [head.classify(paddle.to_tensor(batch), top) for batch in batches]
     number, similarity = (np.concatenate([tensor.numpy() for tensor in each]) for each in zip(*found))
+    similarity[unread] = np.nan
     class_names = network[1].classes() or [str(each) for each in range(head.shard.num_classes)]
     class_names = [*class_names, None]  # the number of no class is the last one
     return [[class_names[each] for each in row] for row in number.tolist()], similarity, names
@@ -200,30 +203,46 @@ def classify(
 
 def _embed_given(
     cfg: Config, images: Any, network: tuple[paddle.nn.Layer, store.Checkpoint]
-) -> tuple[np.ndarray, list[str]]:
-    """Embed the images that `Entry.predict` was given.
+) -> tuple[np.ndarray, list[str], list[int]]:
+    """Embed the images that `Entry.predict` was given. Log why images cannot be read.
 
-    Returns the embeddings [n, D] float32, finite and not normalised, and the n names.
+    Returns the embeddings [n, D] float32, finite and not normalised, the n names, and the numbers of the
+    images that cannot be read. Their embeddings are zero.
+
+    Raises UserError if no image can be read.
     """
     backbone, saved = network
-    read, names = samples_to_predict(images, saved.preprocessing)
+    read, names, own = samples_to_predict(images, saved.preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
     batch, flip = cfg.DataLoader.Train.batch_size, cfg.DataLoader.Eval.flip
     embeddings = embed(backbone, read, len(names), saved.preprocessing, batch, flip)
+    unread = {number: why for part in distributed.gather_objects(own) for number, why in part.items()}
+    if len(unread) == len(names):
+        several = f"predict: none of {len(names):,} images can be read, the first one: "
+        raise UserError((several if len(names) > 1 else "") + unread[0])
+    if distributed.rank() == 0:
+        log_skipped(unread[number] for number in sorted(unread))
     units = unit_rows(embeddings)
     if (bad := np.isnan(units).any(axis=1)).any():
         raise UserError(
             f"predict: the embedding of {escape(names[np.argmax(bad)])} is not finite ({bad.sum():,} of "
             f"{len(names):,} images); the network of {saved.path} has diverged, take an earlier checkpoint"
         )
-    if (zero := ~units.any(axis=1)).any():
+    zero = ~units.any(axis=1)
+    zero[[*unread]] = False
+    if zero.any():
         warn_on_rank_0(
             f"predict: {zero.sum():,} of {len(names):,} embeddings are zero, the first one that of "
             f"{escape(names[np.argmax(zero)])}; the network sees nothing in these images, probably since "
             "they are nearly black (plsc doctor finds such images)"
         )
-    return embeddings, names
+    return embeddings, names, sorted(unread)
+
+
+def _about(unread: np.ndarray) -> str:
+    """Describe how many images could not be read, for a command's last line."""
+    return f"; {unread.sum():,} of the images cannot be read, see the log" if unread.any() else ""
 
 
 def write_classes(
@@ -238,7 +257,7 @@ def write_classes(
     Args:
         folder: folder to write to.
         classes: n lists with T classes each. For None, the file has an empty field.
-        similarity: float32 [n, T].
+        similarity: float32 [n, T]. For NaN, the file has an empty field.
         names: the images' n names.
         what: the similarity's name, for the heading.
     """
@@ -246,10 +265,12 @@ def write_classes(
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["image", "class", what])
     for name, of_image, values in zip(names, classes, similarity.tolist()):
-        rows.writerows([name, each, f"{value:.4f}"] for each, value in zip(of_image, values))
+        for each, value in zip(of_image, values):
+            rows.writerow([name, each, "" if np.isnan(value) else f"{value:.4f}"])
     with writing(folder, remedy="free some space, or name another folder"):
         replace_file(folder / "classes.csv", text.getvalue().encode("utf-8", "surrogateescape"))
-    print(f"done: the classes of {len(names):,} images in {folder / 'classes.csv'}")
+    about = _about(np.isnan(similarity).any(axis=1))
+    print(f"done: the classes of {len(names):,} images in {folder / 'classes.csv'}{about}")
 
 
 def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> None:
@@ -269,4 +290,5 @@ def write_embeddings(folder: Path, emb: np.ndarray, names: Sequence[str]) -> Non
             beside.write_bytes(text.encode("utf-8", "surrogateescape"))
             with open(array, "xb") as file:
                 np.save(file, emb)
-    print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
+    about = _about(np.isnan(emb).any(axis=1))
+    print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}{about}")

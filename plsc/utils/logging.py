@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -96,6 +97,14 @@ def print_lines(text: str) -> None:
 def warn_once(text: str) -> None:
     """Log a warning unless this run has logged the same text. A run opens the same images more than once."""
     get_logger().warning(text)
+
+
+def log_skipped(lines: Iterable[str]) -> list[str]:
+    """Log a warning for each picture that is skipped, and return the lines: its name and the reason."""
+    lines = [*lines]
+    for line in lines:
+        get_logger().warning(f"skipped {line}")
+    return lines
 
 
 def warn_on_rank_0(text: str) -> None:

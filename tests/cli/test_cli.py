@@ -92,7 +92,11 @@ class Recorder:
         Recorder.calls = [(config, overrides)]
 
     def __getattr__(self, verb):
-        return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
+        def record(*arguments, **given):
+            Recorder.calls.append((verb, *arguments, *given.items()))
+            return {"predict": (0.0, []), "classify": ([], 0.0, [])}.get(verb)
+
+        return record
 
 
 @pytest.mark.parametrize(
@@ -108,13 +112,13 @@ class Recorder:
         ("eval", ["--config", "a"], ("a", []), ("evaluate",)),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", "output/predict")),
-        ("predict", ["a.png"], (None, []), ("predict", ["a.png"], "output/predict")),
-        ("predict", ["a.png", "--classes"], (None, []), ("classify", ["a.png"], "output/predict", 1)),
+        ("predict", ["a.png"], (None, []), ("predict", "a.png", "output/predict")),
+        ("predict", ["a.png", "--classes"], (None, []), ("classify", "a.png", "output/predict", 1)),
         (
             "predict",
             ["a.png", "--classes", "--top", "5"],
             (None, []),
-            ("classify", ["a.png"], "output/predict", 5),
+            ("classify", "a.png", "output/predict", 5),
         ),
         ("predict", ["a.txt", "b.txt", "--output", "o"], (None, []), ("predict", ["a.txt", "b.txt"], "o")),
     ],

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import zip_longest
 from numbers import Integral
@@ -25,7 +25,7 @@ from plsc.apps.gallery.store import SqliteStore
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, escape
 from plsc.evaluation.gallery_threshold import RATE, GalleryThreshold, measure
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, log_skipped
 from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
@@ -260,7 +260,7 @@ class Gallery:
         _check_top(top)
         pictures = as_pictures(pictures)
         embedded = self.network.embed_pictures(pictures, faces)
-        _log_left_out(prepared.left_out for prepared in embedded if prepared.left_out)
+        log_skipped(prepared.left_out for prepared in embedded if prepared.left_out)
         return [
             _unanswered(picture, prepared)
             if prepared.left_out
@@ -387,7 +387,7 @@ def _embed_people(
             if len(prepared.faces) > 1:
                 count = several_faces(prepared.faces)
                 get_logger().info(f"{escape(picture_name(picture))}: {count}; the largest is {escape(name)}")
-    return stored, _log_left_out(prepared.left_out for prepared in embedded if prepared.left_out)
+    return stored, log_skipped(prepared.left_out for prepared in embedded if prepared.left_out)
 
 
 def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool) -> list[str]:
@@ -410,7 +410,7 @@ def _enroll(store: Any, name: str, embedded: Sequence[Embedded], measures: bool)
             names.append(_unused_name(picture, names))
     if len(names) > first:
         store.add(name, names[first:], vectors[first : len(names)], measures)
-    return _log_left_out(lines)
+    return log_skipped(lines)
 
 
 def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
@@ -418,14 +418,6 @@ def _unused_name(picture: Picture, taken: Sequence[str]) -> str:
     name = escape(unicodedata.normalize("NFC", os.path.basename(picture_name(picture))))
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     return name if name not in taken else next(other for other in numbered if other not in taken)
-
-
-def _log_left_out(lines: Iterable[str]) -> list[str]:
-    """Log a line for each skipped picture, and return the lines."""
-    lines = [*lines]
-    for line in lines:
-        get_logger().warning(f"skipped {line}")
-    return lines
 
 
 def _measure(store: Any) -> None:
