@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plsc.cli.mistakes import without_traceback
+from plsc.distributed import environment
 from plsc.errors import UserError, escape, reading
 from plsc.utils.version import __version__
 
@@ -52,6 +53,7 @@ VERBS = {
     "ckpt": Verb("plsc.cli.ckpt", "show, verify and average checkpoints", "care"),
     "selftest": Verb("plsc.cli.selftest", "check that this machine computes correctly", "care"),
 }
+_OF_ALL_RANKS = ("train", "eval", "predict", "export", "selftest")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in VERBS:
         verb, *arguments = argv
         return without_traceback(
-            lambda: _run(VERBS[verb], arguments),
+            lambda: _run(verb, arguments),
             debug="--debug" in arguments,
-            of_all_ranks=verb in ("train", "eval", "predict", "export", "selftest"),
+            of_all_ranks=verb in _OF_ALL_RANKS,
         )
     asked = argv in ([], ["-h"], ["--help"], ["help"])
     if not asked:
@@ -83,14 +85,16 @@ def _at_home(word: str) -> str:
     return option + sign + os.path.expanduser(value)
 
 
-def _run(verb: Verb, arguments: Sequence[str]) -> int | None:
+def _run(verb: str, arguments: Sequence[str]) -> int | None:
     if "" in arguments:
         raise UserError("an argument is empty; is a shell variable not set?")
     if sys.getfilesystemencoding() != "utf-8":  # a locale with another encoding
         raise UserError("Python cannot use UTF-8 in file names here; set PYTHONUTF8=1")
     with reading("the current folder", missing="was deleted; change into another"):
         os.getcwd()
-    module, _, function = verb.module.partition(":")
+    if verb in (*_OF_ALL_RANKS, "import"):
+        environment.before_paddle()
+    module, _, function = VERBS[verb].module.partition(":")
     return getattr(importlib.import_module(module), function or "main")(arguments)
 
 

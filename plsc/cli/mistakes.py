@@ -53,7 +53,7 @@ def without_traceback(act: Callable[[], int | None], debug: bool = False, of_all
         of_all_ranks: whether other machines' ranks wait for this one. If it fails before it has met them,
             they get its mistake, and end, too.
     """
-    environment.before_paddle()
+    environment.set_variables()
     tell = peers.tell_other_machines if of_all_ranks else lambda problem: None
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8

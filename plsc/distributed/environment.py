@@ -10,10 +10,11 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 
 AUTO = "auto"
 CPU = "cpu"
@@ -28,6 +29,23 @@ _NUISANCES = (
 
 
 def before_paddle() -> None:
+    """Call `set_variables`, and refuse a home folder with which Paddle cannot be imported.
+
+    Call it before Paddle is imported. Raises UserError.
+    """
+    set_variables()
+    if "paddle" in sys.modules:
+        return
+    home = os.path.expanduser("~")
+    if not os.access(home, os.W_OK):
+        home = tempfile.gettempdir()  # Paddle's choice, too
+    folder = os.path.join(home, ".cache", "paddle", "dataset")
+    remedy = "set HOME to a folder in which this user may write"
+    with writing(folder, remedy=remedy, what="made, and Paddle needs it"):
+        os.makedirs(folder, exist_ok=True)
+
+
+def set_variables() -> None:
     """Choose the BLAS code path, silence routine messages and open closed streams.
 
     Call it before Paddle is imported.

@@ -387,3 +387,14 @@ def test_home_is_expanded_where_no_shell_does(words, monkeypatch, capsys):
     monkeypatch.setenv("HOME", "/home/ann")
     assert cli.main(words) == 2
     assert "/home/ann/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "selftest", "import"])
+def test_a_home_without_a_folder_for_paddle_is_one_line(tmp_path, monkeypatch, capsys, verb):
+    (tmp_path / ".cache").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "paddle", raising=False)
+    assert cli.main([verb, "--help"]) == 2
+    line = "cannot be made, and Paddle needs it: Not a directory; set HOME to a folder in which this user may"
+    assert capsys.readouterr().err == f"ERROR {tmp_path}/.cache/paddle/dataset: {line} write\n"
+    assert line in refusal(Entry)

@@ -54,7 +54,7 @@ def test_visualdl_and_matplotlib_do_without_a_home_that_can_be_written(tmp_path)
         "from pathlib import Path\n"
         "from plsc.distributed import environment\n"
         "from plsc.training.loggers import VisualDL\n"
-        "environment.before_paddle()\n"
+        "environment.set_variables()\n"
         "import matplotlib.figure\n"
         "VisualDL(Path(sys.argv[1])).close()\n"
     )
