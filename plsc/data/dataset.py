@@ -195,8 +195,7 @@ class PairSet(_Images):
     same: np.ndarray  # bool [P], True where both images are of one class
     identities: np.ndarray | None = None  # of all classes in the pairs, in any order, see Dataset.identities
     # [num_images], or [template count]: identity of each image or template, text or whole numbers. None:
-    # unknown. If it is known, the confidence intervals are over people, and the report names the hardest
-    # people.
+    # unknown. If it is known, the confidence intervals are over people.
     identity_of: np.ndarray | None = None
 
     def pair_name(self, number: int) -> str:
