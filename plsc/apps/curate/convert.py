@@ -13,11 +13,13 @@ under its name only when it is complete. Try it: `plsc convert faces/ train.rec`
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
+from plsc.data.folder import ImageFolder
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import PairList
 from plsc.data.recordio import EXACT, pack_image, write_records
@@ -134,7 +136,8 @@ def convert(source: str, target: str, root: str = "") -> str:
         target: NAME.rec, NAME.bin, or a new folder's name.
         root: folder where a list's relative paths start. "" is the list's own folder.
 
-    Raises UserError if the target exists, or if the source does not fit the target's format.
+    Raises UserError if the target exists or is in the source's image folder, or if the source does not fit
+    the target's format.
     """
     target = target.rstrip(os.sep) or target  # a user may write a folder as faces/
     written = [target]
@@ -150,6 +153,8 @@ def convert(source: str, target: str, root: str = "") -> str:
         write_bin(pairs, target)
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
     images = open_images(source, root=root)
+    if isinstance(images, ImageFolder) and Path(source).resolve() in Path(target).resolve().parents:
+        raise UserError(f"{target}: is in {source}, whose images it would change; name a target elsewhere")
     (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
 

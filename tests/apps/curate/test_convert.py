@@ -125,6 +125,10 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert refused(faces, tmp_path / "a.bin") == (
         f"{faces}: has labelled images and no pairs; a .bin needs a list of pairs"
     )
+    for target in (faces / "train.rec", faces / "Ann" / "copy"):
+        assert refused(faces, target) == (
+            f"{target}: is in {faces}, whose images it would change; name a target elsewhere"
+        )
     (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
     before = sorted(os.listdir(tmp_path))
     line = (
