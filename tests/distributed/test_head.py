@@ -11,9 +11,9 @@ from tests.helpers.launch import launch
 @pytest.mark.parametrize(
     "ranks,every,cases",
     [
-        (2, 7, 45),
-        pytest.param(3, 1, 113, marks=pytest.mark.slow),
-        pytest.param(4, 7, 45, marks=pytest.mark.slow),
+        (2, 7, 47),
+        pytest.param(3, 1, 115, marks=pytest.mark.slow),
+        pytest.param(4, 7, 47, marks=pytest.mark.slow),
     ],
 )
 def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
