@@ -194,7 +194,9 @@ class Block:
         self.dtype = dtype
         centres = selection.rows("centres", start, stop)
         if spec.sub_centres > 1:
-            centres = centres.reshape([(stop - start) * spec.sub_centres, -1])
+            # Not -1: Paddle cannot infer it if the block has no classes.
+            shape = [(stop - start) * spec.sub_centres, selection.bank.width // spec.sub_centres]
+            centres = centres.reshape(shape)
         self.centres = Vectors(centres, spec.margin is not None)
         self.rounded = rounded(self.centres.values, dtype)
         self._logits_dtype = logits_dtype(spec, dtype)

@@ -46,18 +46,20 @@ def test_a_label_out_of_range_is_refused_with_the_sample_named(label, shown):
         head(paddle.ones([4, 16]), labels)
 
 
-@pytest.mark.parametrize("margin", [None, CosFace(0.35)])
+@pytest.mark.parametrize(("margin", "sub_centres"), [(None, 1), (CosFace(0.35), 1), (CosFace(0.35), 3)])
 @pytest.mark.parametrize("kind", ["device", "host", "disk"])
-def test_a_shard_without_classes_gives_nothing_to_the_gradient(kind, margin, tmp_path):
+def test_a_shard_without_classes_gives_nothing_to_the_gradient(kind, margin, sub_centres, tmp_path):
     options = {"bias": margin is None, "rule": Momentum(), "std": 1.0, "seed": 0}
-    bank = build_bank(kind, "float32", tmp_path, ClassShard(2, 2, 2), 4, **options)
-    head = SoftmaxHead(bank, HeadSpec(margin))
+    bank = build_bank(kind, "float32", tmp_path, ClassShard(2, 2, 2), 4 * sub_centres, **options)
+    head = SoftmaxHead(bank, HeadSpec(margin, sub_centres=sub_centres))
     emb = paddle.to_tensor(np.ones((3, 4), np.float32), stop_gradient=False)
-    out = head(emb, paddle.to_tensor([0, 1, 1]))
+    labels = paddle.to_tensor([0, 1, 1])
+    assert head.inspect(emb, labels).shard_prob.shape == [3, 0]
+    out = head(emb, labels)
     out.loss.backward()
     assert not emb.grad.numpy().any() and out.selection.gradients() == {}
     head.update(0.1)
-    assert bank.state()["centres"][:].shape == (0, 4)
+    assert bank.state()["centres"][:].shape == (0, 4 * sub_centres)
 
 
 def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
