@@ -338,11 +338,14 @@ class OffloadedBank(Bank):
     def _load_rows(self, start, rows):
         self._wait()
         self._ahead.forget()
-        stored = np.zeros((len(rows["centres"]), self._storage.shape[1]), self._dtype)
+        numbers = np.arange(start, start + len(rows["centres"]))
+        stored = np.zeros((len(numbers), self._storage.shape[1]), self._dtype)
+        positions, places = self._places.find(numbers)
+        stored[positions] = self._storage[places]  # arrays that `rows` does not contain keep their numbers
         for name, array in rows.items():
             stored[:, self._columns[name]] = self._in_dtype(bfloat16.float32_of(array))
         with self._failure_remembered():
-            positions, places = self._places.give(np.arange(start, start + len(stored)))
+            positions, places = self._places.give(numbers)
             self._storage[places] = stored[positions]
 
 

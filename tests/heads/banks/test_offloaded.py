@@ -209,6 +209,20 @@ def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
         assert np.array_equal(found, want)
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("device", "float32"), ("host", "float32"), *KINDS])
+def test_arrays_that_are_not_loaded_keep_their_numbers(kind, dtype, tmp_path):
+    bank = train(tmp_path, kind, dtype, plain=True)[1].bank
+    before = {name: np.array(rows[:]) for name, rows in bank.state().items()}
+    assert all(rows[5:40].any() for rows in before.values())
+    bank.load_rows(5, {"centres": np.ones((35, D), np.float32)})
+    after = {name: bfloat16.float32_of(np.asarray(rows[:])) for name, rows in bank.state().items()}
+    assert (after["centres"][5:40] == 1).all()
+    for name, rows in before.items():
+        changed = slice(5, 40) if name == "centres" else slice(0, 0)
+        kept = np.delete(np.arange(C), changed)
+        assert np.array_equal(after[name][kept], bfloat16.float32_of(rows)[kept])
+
+
 def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     head.bank._wait()
