@@ -124,15 +124,37 @@ def make_head(
         rule: the centres' optimizer. If None, it is momentum SGD without weight decay.
         options: further `HeadSpec` fields.
 
-    Raises UserError if the margin is not a `Margin`.
+    Raises UserError if the margin is not a `Margin`, or if arguments contradict each other.
     """
     if margin is not None and not isinstance(margin, Margin):
         raise UserError(f"the margin must be an object such as ArcFace(0.5), not {margin!r}")
+    spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
+    _refuse_contradictions(spec, bias)
     start, stop = split(num_classes, distributed.world_size())[distributed.rank()]
     shard = ClassShard(num_classes, start, stop) if sharded else ClassShard(num_classes, 0, num_classes)
     if init_std is None:
         init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
     rows = {"bias": bias, "rule": rule or Momentum(), "std": init_std, "seed": seed}
     made = build_bank(bank, bank_dtype, bank_folder, shard, embedding_size * sub_centres, **rows)
-    spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
     return SoftmaxHead(made, spec)
+
+
+def _refuse_contradictions(spec: HeadSpec, bias: bool) -> None:
+    """Raise UserError if a head with these properties would compute wrong numbers, or ignore a property.
+
+    A config cannot ask for such a head. Its sections check the same.
+    """
+    if not 0 < spec.sample_rate <= 1:
+        raise UserError(f"sample_rate={spec.sample_rate:g}: it must be above 0 and at most 1")
+    if spec.sample_rate < 1 and not spec.sharded:
+        raise UserError(
+            f"sample_rate={spec.sample_rate:g} with sharded=False: only a sharded head can sample classes; "
+            "set sharded=True or sample_rate=1.0"
+        )
+    if spec.margin and bias:
+        raise UserError("bias=True with a margin: a margin works on cosines, which have no bias; omit one")
+    if spec.margin is None:
+        for name in ("scale", "sub_centres", "straight_through", "filter_above"):
+            value = getattr(spec, name)
+            if value != HeadSpec.__dataclass_fields__[name].default:
+                raise UserError(f"{name}={value} without a margin: only a margin uses it; pass a margin")

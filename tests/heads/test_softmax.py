@@ -119,3 +119,21 @@ def test_mistakes_in_a_loop_of_ones_own_are_one_line():
     assert said == "labels must be a Paddle tensor or a NumPy array, not a list"
     said = refusal(make_head, 10, 4, "arcface")
     assert said == "the margin must be an object such as ArcFace(0.5), not 'arcface'"
+
+
+@pytest.mark.parametrize(
+    ("margin", "options", "said"),
+    [
+        (None, {"scale": 64.0}, "scale=64.0 without a margin: only a margin uses it"),
+        (None, {"sub_centres": 3}, "sub_centres=3 without a margin: only a margin uses it"),
+        (None, {"straight_through": True}, "straight_through=True without a margin"),
+        (None, {"filter_above": 0.4}, "filter_above=0.4 without a margin"),
+        (ArcFace(0.5), {"bias": True}, "bias=True with a margin: a margin works on cosines"),
+        (ArcFace(0.5), {"sharded": False, "sample_rate": 0.1}, "sample_rate=0.1 with sharded=False"),
+        (ArcFace(0.5), {"sample_rate": 1.5}, "sample_rate=1.5: it must be above 0 and at most 1"),
+        (ArcFace(0.5), {"sample_rate": 0.0}, "sample_rate=0: it must be above 0 and at most 1"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_one_line(margin, options, said):
+    """A config cannot ask for such a head. It would compute wrong numbers, or ignore an argument."""
+    assert refusal(make_head, 10, 4, margin, **options).startswith(said)
