@@ -1,6 +1,7 @@
 """Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or
 said in a line."""
 
+import os
 import shutil
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from plsc.data.build import build_dataset, build_loader
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.utils.logging import setup_logging
+from tests.helpers.image_files import write_grey
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, Linear, checkpoint
 
@@ -271,3 +273,25 @@ def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tm
         "the centres of 100,000,000,000 classes on a rank would take 3,200.0 GB of memory, this machine has "
     )
     assert line in refusal(entry(tmp_path, f"DataLoader.Train.dataset={data}").train)
+
+
+def test_an_output_folder_among_the_classes_is_refused_before_it_is_written(tmp_path):
+    """Else the folder `checkpoints` would be a class, and the run could not be resumed."""
+    for name in ("ann", "bob"):
+        (tmp_path / name).mkdir()
+        write_grey(tmp_path / name, np.zeros((1, 1, 12, 10), np.uint8))
+    options = f"{{name: ImageFolder, folder: {tmp_path}, size: [12, 10], channels: grey}}"
+    for output in (tmp_path, tmp_path / "out" / "first"):
+        run = entry(output, f"DataLoader.Train.dataset={options}")
+        line = "is within DataLoader.Train.dataset.folder, whose folders are classes"
+        assert f"Global.output_dir: {output} {line}" in refusal(run.train)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ann", "bob"]
+
+
+def test_a_run_that_starts_in_a_folder_that_is_not_utf8_is_refused(tmp_path, monkeypatch):
+    folder = os.path.join(os.fsencode(tmp_path), b"J\xf6rg")
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    line = f"{tmp_path}/J\\xf6rg: its name is not UTF-8; rename it, or start in another folder"
+    assert refusal(entry("out").train) == line
+    assert os.listdir(folder) == []

@@ -243,6 +243,7 @@ def load(
             raise ConfigError(f"an override must be a text 'Section.key=value' (got {escape(repr(text))})")
         merged.read_override(text, order, level)
     _expand_home(merged.tree)
+    merged.refuse_other_bytes()
     recorded = _recorded_folders(merged.tree)
     beside = [merged.folder] if merged.folder else []
     _find_modules_in([*recorded, *beside, ""], merged.tree)

@@ -102,11 +102,6 @@ class MergedConfig:
             try:
                 plain = lambda x: x.tolist() if hasattr(x, "tolist") else os.fspath(x)
                 text = json.dumps(value, default=plain)
-                json.dumps(json.loads(text), ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                message = f"is not UTF-8 (got {escape(formatted(value))}); rename the file or folder"
-                self.add_error((str(key),), message, source)
-                continue
             except (TypeError, ValueError) as error:
                 remedy = 'give a class by its name, {"name": "module:Class", ...} (docs/extend.md)'
                 self.add_error((str(key),), f"is no value of a config: {error}; {remedy}", source)
@@ -133,6 +128,15 @@ class MergedConfig:
     def forget(self, path: KeyPath) -> None:
         """Remove the sources for a path and everything below it."""
         self.sources = {p: source for p, source in self.sources.items() if p[: len(path)] != path}
+
+    def refuse_other_bytes(self) -> None:
+        """Raise ConfigError if a text or a key is not UTF-8, since YAML and JSON cannot contain it."""
+        for path, text in _texts(self.tree):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                self.add_error(path, f"is not UTF-8 (got '{escape(text)}'); rename the file or folder")
+                raise ConfigError(self.lines()) from None
 
     def source(self, path: KeyPath) -> Source:
         """Return a path's source, or that of the nearest path above it that has one."""
@@ -190,3 +194,13 @@ def _paths(value: Any) -> Iterator[KeyPath]:
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             for below in _paths(child):
                 yield (key, *below)
+
+
+def _texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each key and each text in a value, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    if isinstance(value, (dict, list)):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield path, str(key)
+            yield from _texts(child, (*path, key))

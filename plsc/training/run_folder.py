@@ -15,7 +15,7 @@ from plsc.checkpoint.evaluation import Evaluation
 from plsc.config import Config, load
 from plsc.config.run import GlobalCfg
 from plsc.distributed import environment, lock
-from plsc.errors import MissingFileError, Mistakes, UserError, writing
+from plsc.errors import MissingFileError, Mistakes, UserError, escape, writing
 from plsc.training.loggers import check_packages
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.files import read_json
@@ -28,6 +28,8 @@ RUN_FILES = (
     *("visualdl", "tensorboard", "wandb"),
     *("report.html", "results.json"),
 )
+# The data sets' keys that name a folder with a folder for each class.
+_OF_FOLDERS = frozenset({"folder", "images", "gallery", "probe"})
 # The files that plsc eval and plsc predict write there by default. A folder `test` may also be the user's.
 _LATER_FILES = {
     "test": ("report.html", "results.json"),
@@ -68,9 +70,33 @@ def check_start(cfg: Config, ranks: int) -> bool:
     with mistakes.collected():
         check_packages(cfg.Global.loggers)
     with mistakes.collected():
+        _check_folders(cfg)
+    with mistakes.collected():
         resumes = should_resume(cfg.Global)
     mistakes.raise_all()
     return resumes
+
+
+def _check_folders(cfg: Config) -> None:
+    """Raise UserError if the run could not be used later: if its config.yaml cannot name its folders, or if
+    the output folder would be read as a class of images."""
+    for folder in cfg.folders:
+        try:
+            folder.encode()
+        except UnicodeEncodeError:
+            text = f"{escape(folder)}: its name is not UTF-8; rename it, or start in another folder"
+            raise UserError(text) from None
+    output = Path(cfg.Global.output_dir).resolve()
+    for name, section in cfg.DataLoader.sets().items():
+        of_folders = _OF_FOLDERS.intersection(section.model_extra if ":" not in section.name else ())
+        for key in sorted(of_folders):
+            images = Path(section.model_extra[key]).resolve()
+            if images.is_dir() and images in (output, *output.parents):
+                raise UserError(
+                    f"{escape(output)} is within {name}.{key}, whose folders are classes, so the run's "
+                    "would be read as classes, too; name another folder",
+                    key="Global.output_dir",
+                )
 
 
 def should_resume(section: GlobalCfg) -> bool:

@@ -464,3 +464,9 @@ def test_overrides_from_python_may_be_arrays_and_must_be_utf8_text():
     assert line.startswith("overrides: Global.output_dir: is not UTF-8 (got 'a")
     line = refusal(load, None, [("Global.max_steps", 3)])
     assert line == "an override must be a text 'Section.key=value' (got ('Global.max_steps', 3))"
+
+
+def test_a_run_with_a_folder_that_is_not_utf8_names_the_key(write):
+    path = write('Global:\n  folders: ["/a\\uDCF6"]\nx: 1')
+    line = f"{path}:2: Global.folders.0: is not UTF-8 (got '/a\\xf6'); rename the file or folder"
+    assert refusal(load, path) == line
