@@ -170,7 +170,7 @@ def show(result: dict) -> str:
         + [row["torch_mode"]]
         + [f"{row[key]:.2f}" for key in ("over_torch", "cpu_over_torch", "over_float32")]
         + [row[framework]["images_per_second"] for framework in FRAMEWORKS]
-        + [row[framework]["peak_bytes"] / 2**20 for framework in FRAMEWORKS]
+        + [row[framework]["peak_bytes"] / 1e6 for framework in FRAMEWORKS]
         + [f"{row[key]:.0e}" for key in ("embeddings_off", "gradients_off")]
         for row in result["rows"]
     ]

@@ -4,8 +4,8 @@ It has up to 80,000 classes and downloads no pictures or faces. It is also an ex
 that a user writes (docs/extend.md).
 
     apt install fonts-noto-cjk fonts-noto-cjk-extra fonts-hanazono fonts-babelstone-han fonts-ipamj-mincho
-    plsc train -o "DataLoader.Train.dataset={name: benchmarks.cjk_glyphs:CjkGlyphs, classes: 60000}"
-    Head.sample_rate=0.1
+    plsc train -o "DataLoader.Train.dataset={name: benchmarks.cjk_glyphs:CjkGlyphs, classes: 60000}" \\
+        Head.sample_rate=0.1
 """
 
 from __future__ import annotations

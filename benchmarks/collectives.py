@@ -92,4 +92,4 @@ def _collective(name: str, size: int) -> Callable[[], object]:
 
 def show(result: dict) -> str:
     rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in result["rows"]]
-    return f"{format_machine(result)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+    return f"{format_machine(result)}\n{table(rows, ['collective', 'ranks', 'KiB', 'ms'])}"

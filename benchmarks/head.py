@@ -7,9 +7,9 @@ The step is compared with bare matrix products and with a dense head by autograd
 Every combination is a row. Each row is measured in new processes, so that rows do not share memory. Within a
 row all variants take turns. The bare products are a lower bound. They are [N, D] x [D, K], [N, K] x [K, D]
 and [K, N] x [N, D] by paddle.matmul. The dense head has all C classes in one process, with ArcFace and
-Momentum as a user of Paddle would write them. It is skipped if it would not fit into memory. `--device-way`
-runs the operators of devices on this CPU. `python -m pytest -m slow tests/gpu_ops` counts their kernels,
-waits and bytes.
+Momentum as a user of Paddle would write them, whatever the config names. It is skipped if it would not fit
+into memory. `--device-way` runs the operators of devices on this CPU. `python -m pytest -m slow
+tests/gpu_ops` counts their kernels, waits and bytes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
-        work["dense"] = Dense(cfg, classes, trial).step
+        work["dense"] = Dense(classes, args.dim, trial).step
     seconds = measure.alternate(args.runs, work, measure.finish)
     return {
         "classes": classes,
@@ -201,22 +201,18 @@ def bare_products(batch: int, dim: int, selected: int):
 
 
 class Dense:
-    """Computes the same loss by autograd over the whole logits [N, C], with Paddle's optimizer."""
+    """Computes ArcFace's loss by autograd over the whole logits [N, C], with Paddle's Momentum."""
 
-    def __init__(self, cfg: Config, classes: int, trial):
+    def __init__(self, classes: int, dim: int, trial: Trial, scale: float = 64.0):
         import paddle
 
-        rows = np.random.default_rng(0).standard_normal((classes, cfg.Model.embedding_size), np.float32)
+        rows = np.random.default_rng(0).standard_normal((classes, dim), np.float32)
         self.centres = paddle.create_parameter(list(rows.shape), "float32")
         self.centres.set_value(rows)
         self.emb = trial.emb
         self.label = trial.label
-        self.scale = cfg.Head.scale
-        self.margin = 0.5
-        rule = cfg.Optimizer
-        self.optimizer = paddle.optimizer.Momentum(
-            0.1, rule.momentum, [self.centres], weight_decay=rule.weight_decay
-        )
+        self.scale = scale
+        self.optimizer = paddle.optimizer.Momentum(0.1, 0.9, [self.centres], weight_decay=5e-4)
 
     def loss(self):
         import paddle
@@ -225,8 +221,8 @@ class Dense:
         cosine = paddle.matmul(F.normalize(self.emb), F.normalize(self.centres), transpose_y=True)
         column = self.label.unsqueeze(1)
         own = paddle.take_along_axis(cosine, column, 1).clip(-0.9999, 0.9999)
-        moved = paddle.cos(paddle.acos(own) + self.margin)
-        logits = paddle.put_along_axis(cosine, column, moved, 1) * self.scale
+        moved = paddle.cos(paddle.acos(own) + 0.5)
+        logits = self.scale * paddle.put_along_axis(cosine, column, moved, 1)
         return F.cross_entropy(logits, self.label)
 
     def step(self) -> None:
@@ -242,7 +238,7 @@ def show(result: dict) -> str:
     rows = [
         [row[name] for name in columns]
         + [1e3 * row["step_seconds"], row["step_over_products"], row["step_over_dense"]]
-        + [row["peak_bytes"] / 2**20]
+        + [row["peak_bytes"] / 1e6]
         + [row.get(f"{key}_over_old") for key in ("step_seconds", "peak_bytes")]
         for row in result["rows"]
     ]

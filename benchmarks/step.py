@@ -140,7 +140,7 @@ def show(result: dict) -> str:
         [
             f"{row['accumulate']} x {row['batch']}",
             row["key"] or None,
-            row["peak_bytes"] / 2**20,
+            row["peak_bytes"] / 1e6,
             f"{row['peak_bytes'] / first:.2f}",
             row["seconds"],
             row["batch"] * row["accumulate"] / row["seconds"],

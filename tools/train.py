@@ -1,5 +1,7 @@
-"""Train as a config says: python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c
-configs/"""
+"""Train as a config says.
+
+python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/
+"""
 
 import sys
 

@@ -67,7 +67,10 @@ def test_circumstances_can_be_written_and_reported():
 
 
 PARTS = {
-    "head": ["--classes", "300", "--dim", "16", "--batch", "8", "--threads", "1"],
+    "head": [
+        *["--classes", "300", "--dim", "16", "--batch", "8", "--threads", "1"],
+        *["-o", "Head.name=dist_softmax", "Optimizer.name=AdamW"],  # the dense head needs neither
+    ],
     "loader": ["--images", "30", "--size", "16", "--batch", "8", "--workers", "1", "2"],
     "save": [
         "--classes",

@@ -16,7 +16,7 @@ def test_the_dense_head_has_the_loss_of_ours():
         None, ["Model.embedding_size=16", "Head.scale=16.0"]
     )  # at 64 Paddle's own loss cuts logits off
     trial = head.Trial(cfg, 50, 8)
-    dense = head.Dense(cfg, 50, trial)
+    dense = head.Dense(50, 16, trial, scale=16.0)
     dense.centres.set_value(np.array(trial.head.bank.state()["centres"]))
     centres, label = trial.head.bank.state()["centres"], trial.label.numpy()
 
