@@ -1,4 +1,4 @@
-"""Read list files, which contain one image and its label per line: `path<TAB>label`.
+"""Read list files, which contain one image and its label per line, as `path<TAB>label` or in a .csv file.
 
 `ImageList` is a list file's data set. `read_list` is also used for prediction and validation sets.
 All sets whose images are separate files derive from `ImageFiles`. Paths are stored in numpy arrays,
@@ -7,6 +7,7 @@ because 5 million Python strings would take 600 MB. Try it: `read_list("label.tx
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
 import re
@@ -69,23 +70,33 @@ class Paths(Sequence):
         return Paths(self.root, self._text[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
 
-def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
-    """Read the image paths in a list file and their labels, int64 [N].
+def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray, list[str] | None]:
+    """Read the image paths in a list file, and their labels.
 
-    A line is `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark are
-    accepted.
+    A line is `path<TAB>label`, or `path number` (the last space separates). In a file whose name ends in .csv
+    it is `path,label`, and quotes may enclose a column. The labels are all numbers, or all names. CRLF and a
+    byte order mark are accepted. The first line is a heading if its path has no file ending and does not
+    exist, and its label is not a number.
 
     Args:
         path: the list file.
         root: folder in which relative paths start. Empty: the list's own folder.
         labelled: whether each line must have a label. If False, a line may be a path without a label. Its
-            label is then -1.
+            label is then -1, and so is a name.
+
+    Returns:
+        paths: the images.
+        labels: int64 [N], each image's number, or its name's place in the names.
+        names: the names, sorted and in one Unicode form. None if the labels are numbers.
 
     Raises MissingFileError if the file or the folder does not exist, and UserError, which names the bad
     lines.
     """
     check_list(path, root)
+    root = root or os.path.dirname(path)
+    is_csv = path.lower().endswith(".csv")
     text, stops, labels = bytearray(), array("q"), array("q")
+    named: dict[bytes, int] = {}  # name -> the first line with it, whose negative number is the label for now
     bad, commas = [], False
     with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
@@ -93,44 +104,80 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
                 raise UserError(f"{path}: is UTF-16; save it as UTF-8")
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            image, label, fault = _split(line.strip(b"\r\n"), labelled)
+            line = line.strip(b"\r\n")
+            tab = b"\t" in line
+            columns = is_csv or tab
+            image, label, fault = (_split_csv if is_csv and not tab else _split)(line, labelled)
+            is_number = label.isdigit() and len(label) <= LABEL_DIGITS
+            if number == 1 and columns and not is_number and _is_no_file(image, root):
+                get_logger().info(f"{escape(path)}: line 1 is taken for a heading: '{escape(line[:200])}'")
+                continue
+            if labelled and not (fault or is_number or columns):
+                fault = f"label '{escape(label[:200])}' is not a whole number from 0 up"
             if fault:
-                bad.append(f"line {number}: {fault}")
+                bad.append((number, fault))
                 commas = commas or re.search(rb"[^,],\s*\d+\s*$", line) is not None
             text += image
             stops.append(len(text))
-            labels.append(label)
+            by_name = labelled and not (fault or is_number)
+            labels.append(
+                int(label) if is_number else -1 - named.setdefault(label, number) if by_name else -1
+            )
+    if named and max(labels) >= 0:
+        what = "is not a whole number from 0 up, as other labels are"
+        bad += [(number, f"label '{escape(label[:200])}' {what}") for label, number in named.items()]
     if bad:
         more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
-        wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
+        wanted = ("'path,label'" if is_csv else "'path<TAB>label'") + ("" if labelled else " or 'path'")
         remedy = ""
-        if commas:
-            remedy = "; the columns are separated by commas: put tabs in their place, without a heading"
-        elif max(labels) < 0:
-            remedy = "; number the classes, or use ImageFolder for folders of their names"
-        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}{remedy}")
+        if commas and not is_csv:
+            remedy = "; the columns are separated by commas: give the file a name that ends in .csv"
+        elif not is_csv and max(labels) < 0:
+            remedy = "; the label is a number or, after a tab, a name"
+        shown = "; ".join(f"line {number}: {fault}" for number, fault in sorted(bad)[:SHOWN])
+        raise UserError(f"{path}: each line must be {wanted}; {shown}{more}{remedy}")
     if not labels:
         raise UserError(f"{path}: the list is empty; it needs one image per line")
-    paths = Paths(
-        root or os.path.dirname(path), np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64)
-    )
-    return paths, np.frombuffer(labels, np.int64)
+    paths = Paths(root, np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64))
+    numbers = np.frombuffer(labels, np.int64)
+    if not named:
+        return paths, numbers, None
+    names, number_of = np.unique(same_form(map(os.fsdecode, named)), return_inverse=True)
+    get_logger().info(f"{escape(path)}: {len(names):,} classes, numbered by their sorted names")
+    return paths, number_of[np.searchsorted([*named.values()], -1 - numbers)], names.tolist()
 
 
-def _split(line: bytes, labelled: bool) -> tuple[bytes, int, str]:
+def _is_no_file(image: bytes, root: str) -> bool:
+    """Return whether a path has no file ending and does not exist."""
+    return not os.path.splitext(image)[1] and not os.path.exists(os.path.join(os.fsencode(root), image))
+
+
+def _split(line: bytes, labelled: bool) -> tuple[bytes, bytes, str]:
     """Split a line into its path, its label and the fault's description, or ""."""
-    image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
-    image, label = image.strip(), label.strip()
-    if image and label.isdigit() and len(label) <= LABEL_DIGITS:
-        return image, int(label), ""
-    line = line.strip()
-    if not line:
-        return b"", -1, "empty"
-    if not labelled and not (image and label.isdigit()):
-        return line, -1, ""
-    if not image:
-        return b"", -1, f"'{escape(line[:200])}' is not both a path and a label"
-    return b"", -1, f"label '{escape(label[:200])}' is not a whole number from 0 up"
+    image, separator, label = line.rpartition(b"\t" if b"\t" in line else b" ")
+    if not labelled and separator != b"\t" and not label.isdigit():
+        image, label = line, b""
+    return _checked(line, image.strip(), label.strip(), labelled)
+
+
+def _split_csv(line: bytes, labelled: bool) -> tuple[bytes, bytes, str]:
+    """Split a line of a .csv file as `_split` does."""
+    try:
+        fields = next(csv.reader([os.fsdecode(line)], skipinitialspace=True), [])
+    except csv.Error as error:
+        return b"", b"", str(error)
+    if len(fields) > 2:
+        return b"", b"", f"has {len(fields)} columns"
+    image, label = [*(os.fsencode(field).strip() for field in fields), b"", b""][:2]
+    return _checked(line, image, label, labelled)
+
+
+def _checked(line: bytes, image: bytes, label: bytes, labelled: bool) -> tuple[bytes, bytes, str]:
+    if not line.strip():
+        return b"", b"", "empty"
+    if not image or (labelled and not label):
+        return b"", b"", f"'{escape(line.strip()[:200])}' is not both a path and a label"
+    return image, label, ""
 
 
 def check_list(path: str, root: str = "") -> None:
@@ -233,17 +280,21 @@ class ImageFiles(EncodedImages):
 
 
 class ImageList(ImageFiles):
-    """The images in a list file. A line is `path<TAB>label`. The labels are 0, 1, ... without gaps.
+    """The images in a list file. A line is `path<TAB>label`.
 
-    - `list`: the list file.
+    - `list`: the list file. The labels are 0, 1, ... without gaps, or the classes' names, which are then
+      numbered in sorted order. If the file's name ends in .csv, a line is `path,label`. A first line with
+      headings is ignored.
     - `root`: folder in which relative paths start. If it is empty, they start in the list's own folder.
     - further keys: those of EncodedImages (plsc.data.images).
     """
 
     def __init__(self, list: str, root: str = "", **options):
         super().__init__(**options)
-        paths, labels = read_list(list, root)
+        paths, labels, names = read_list(list, root)
         refuse_missing(paths, list)
+        if names:
+            self.identities = np.array(names)
         self._set_files(paths, labels, list)
         # The title includes the folder, because many lists are named label.txt.
         self.title = os.path.join(*Path(os.path.abspath(list)).parts[-2:])

@@ -156,6 +156,6 @@ def _read_part(path: str) -> tuple[Paths, np.ndarray]:
     if os.path.isdir(path):
         paths, labels, names = read_folder(path)
         return paths, np.array(names)[labels]
-    paths, labels = read_list(path)
+    paths, labels, names = read_list(path)
     refuse_missing(paths, path)
-    return paths, labels
+    return paths, np.array(names)[labels] if names else labels

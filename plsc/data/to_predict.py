@@ -83,7 +83,8 @@ def _listed(given: Any) -> list[Any]:
         raise MissingFileError(f"predict: '{escape(path)}' does not exist (looked in {os.getcwd()})")
     if is_image(path) or cv2.haveImageReader(path) or not _is_text(path):
         return [path]
-    return [*read_list(path, labelled=False)[0]]
+    paths, _, _ = read_list(path, labelled=False)
+    return [*paths]
 
 
 def _is_text(path: str) -> bool:

@@ -9,7 +9,7 @@ from tests.helpers.refusals import refusal
 
 
 def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
-    paths, labels = read_list(
+    paths, labels, _ = read_list(
         write_list(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
     )
     assert labels.tolist() == [0, 1, 1, 0] and labels.dtype == np.int64
@@ -21,35 +21,73 @@ def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
 
 def test_paths_start_at_the_root(folder, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("lists")
-    paths, _ = read_list(write_list(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
+    paths, _, _ = read_list(write_list(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
     assert list(paths) == [str(folder / "a.png"), "/b.png"]
 
 
 def test_a_list_for_prediction_needs_no_labels(folder):
-    paths, labels = read_list(write_list(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
+    paths, labels, _ = read_list(write_list(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
     assert [path.rsplit("/", 1)[1] for path in paths] == ["a.png", "b c.png", "ä.png"]
     assert labels.tolist() == [-1, -1, 7]
 
 
 def test_commas_between_the_columns_are_told(folder):
-    for text in ("path,label\r\na.png,1\r\n", "a b.png,0\nb.png, 1\n"):
-        said = refusal(read_list, write_list(folder, text))
-        assert said.endswith(
-            "; the columns are separated by commas: put tabs in their place, without a heading"
-        )
-    assert not refusal(read_list, write_list(folder, "a.png,\n")).endswith("heading")
+    said = refusal(read_list, write_list(folder, "a b.png,0\nb.png, 1\n"))
+    assert said.endswith("; the columns are separated by commas: give the file a name that ends in .csv")
+    assert not refusal(read_list, write_list(folder, "a.png,\n")).endswith(".csv")
+
+
+CSV = b'\xef\xbb\xbfimage,class\r\n"b c.png","shoe, left"\r\na.png,sku 007\r\nsub/a.png,"shoe, left"\r\n'
+
+
+def test_a_csv_with_names_is_a_data_set(folder, capsys):
+    """The names are those of the classes, in sorted order, as with folders."""
+    (folder / "sub").mkdir(exist_ok=True)
+    (folder / "sub/a.png").write_bytes((folder / "a.png").read_bytes())
+    (folder / "list.csv").write_bytes(CSV)
+    data = ImageList(str(folder / "list.csv"))
+    assert data.labels.tolist() == [0, 1, 0] and data.class_names == ["shoe, left", "sku 007"]
+    assert data.name(0) == str(folder / "b c.png")
+    said = capsys.readouterr().out
+    assert f"{folder}/list.csv: line 1 is taken for a heading: 'image,class'\n" in said
+    assert f"{folder}/list.csv: 2 classes, numbered by their sorted names\n" in said
+    assert read_list(str(folder / "list.csv"), labelled=False)[1].tolist() == [-1, -1, -1]
+    (folder / "list.csv").write_text("path\na.png\n")
+    assert [*read_list(str(folder / "list.csv"), labelled=False)[0]] == [str(folder / "a.png")]
+    (folder / "list.csv").write_text("a.png,0\nb c.png,1\n")
+    assert ImageList(str(folder / "list.csv")).labels.tolist() == [0, 1]
+
+
+def test_names_follow_a_tab_and_have_one_form(folder):
+    path = write_list(folder, "a.png\tJose\u0301\na.png\tAnn Lee\nä.png\tJos\u00e9\n")
+    data = ImageList(path)
+    assert data.labels.tolist() == [1, 0, 1] and data.class_names == ["Ann Lee", "Jos\u00e9"]
+    assert refusal(read_list, write_list(folder, "a.png Ann\n")).endswith(
+        "line 1: label 'Ann' is not a whole number from 0 up; the label is a number or, after a tab, a name"
+    )
+
+
+def test_a_missing_first_image_is_no_heading(folder):
+    path = write_list(folder, "gone.png\tAnn\na.png\tBob\n")
+    assert "1 of its images do not exist: gone.png" in refusal(ImageList, path, kind=MissingFileError)
+
+
+def test_a_csv_with_more_columns_is_refused(folder):
+    (folder / "list.csv").write_text("a.png,Ann,train\n")
+    said = refusal(read_list, str(folder / "list.csv"))
+    assert said.endswith("each line must be 'path,label'; line 1: has 3 columns")
 
 
 def test_bad_lines_are_all_reported(folder):
     path = write_list(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
     assert refusal(read_list, path) == (
-        f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up; "
-        "line 3: empty; line 4: 'a.png' is not both a path and a label; "
-        "line 5: label '-1' is not a whole number from 0 up"
+        f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up, "
+        "as other labels are; line 3: empty; line 4: 'a.png' is not both a path and a label; "
+        "line 5: label '-1' is not a whole number from 0 up, as other labels are"
     )
     assert refusal(read_list, write_list(folder, "\n".join("abcdefg"))).endswith(
-        "line 5: 'e' is not both a path and a label; 7 bad lines in all; number the classes, or use "
-        "ImageFolder for folders of their names"
+        "line 5: 'e' is not both a path and a label; 7 bad lines in all; the label is a number or, "
+        "after a tab, a name"
     )
 
 
