@@ -17,7 +17,7 @@ GET /docs           Returns this page.
 The service reads the token from the environment variable PLSC_SERVE_TOKEN. A client sends it in the header
 X-Token. Without a token the gallery cannot be changed. If `groups` is true, the largest face is also used in
 photos whose second largest face is nearly as large. The answer to a failed request is {"detail": one line}.
-/openapi.json describes the interface for programs.
+/openapi.json describes the interface for programs. A request may have 100 MB.
 """
 
 import argparse
@@ -47,6 +47,7 @@ except ImportError as error:
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
 _MOST_AT_ONCE = 64  # most open requests (further ones are answered with status 503)
+_LARGEST = 100_000_000  # most bytes in a request's body
 _SHORTEST_TOKEN = 16  # characters
 _FORMS = {
     "/search": "one file as curl -F picture=@who.jpg",
@@ -89,6 +90,7 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         token: the token that requests need to change the gallery. If empty, no request can change it.
     """
     app = FastAPI(title="plsc", docs_url=None, redoc_url=None)  # their pages load scripts from the internet
+    app.add_middleware(_Limit)
     # Limits how many pictures are decoded at the same time. Each may take 200 MB.
     working = threading.BoundedSemaphore(os.cpu_count() or 1)
 
@@ -165,6 +167,28 @@ def create_app(gallery: Gallery, token: str = "") -> FastAPI:
         return JSONResponse({"detail": f"{name}: {what}"}, 422)
 
     return app
+
+
+class _Limit:
+    """Middleware that answers a request with status 413 as soon as its body is larger than _LARGEST."""
+
+    def __init__(self, app: Any):
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        left = _LARGEST
+
+        async def counted() -> Any:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(
+                    413, f"a request may have {_LARGEST:,} bytes; send fewer or smaller files"
+                )
+            return message
+
+        await self._app(scope, counted, send)
 
 
 class _Uploaded(bytes):

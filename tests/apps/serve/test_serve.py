@@ -176,3 +176,18 @@ def test_every_face_of_a_group_has_a_name_and_a_box(tmp_path, monkeypatch):
     assert refused.status_code == 422 and "0.png: 2 faces, the second has" in refused.json()["detail"]
     data = {"name": "Eve", "groups": "true"}
     assert client.post("/people", headers=HEADERS, data=data, files=pictures).json()["added"] == 1
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_request_that_is_too_large_is_refused_while_it_arrives(client, monkeypatch, chunked):
+    monkeypatch.setattr(command, "_LARGEST", 50_000)
+    start = b'--x\r\nContent-Disposition: form-data; name="picture"; filename="a"\r\n\r\n'
+    body = iter([start, *[bytes(20_000)] * 9])
+    if chunked:
+        header = {"Content-Type": "multipart/form-data; boundary=x"}
+        answer = client.post("/search", content=body, headers=header)
+    else:
+        answer = client.post("/search", files=form(bytes(60_000)))
+    line = "a request may have 50,000 bytes; send fewer or smaller files"
+    assert (answer.status_code, answer.json()) == (413, {"detail": line})
+    assert client.post("/search", files=form(picture("p3", 0))).status_code == 200
