@@ -11,7 +11,7 @@ import numpy as np
 
 from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names, same_form
 from plsc.errors import MissingFileError, UserError, escape, reading
-from plsc.utils.logging import warn_once
+from plsc.utils.logging import get_logger, warn_once
 from plsc.utils.text import plural
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
@@ -133,7 +133,7 @@ def images_below(folder: str) -> list[str]:
         raise UserError(f"{escape(folder)}: has no images ({kinds})")
     if others:
         what = f"{plural(len(others), 'file')} skipped, since their names do not end in {kinds}"
-        warn_once(f"{escape(folder)}: {what}: {_some(others)}")
+        get_logger().warning(f"{escape(folder)}: {what}: {_some(others)}")
     return images
 
 

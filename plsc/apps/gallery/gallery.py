@@ -25,7 +25,7 @@ from plsc.apps.gallery.store import SqliteStore
 from plsc.data.folder import read_folder
 from plsc.errors import UserError, escape
 from plsc.evaluation.gallery_threshold import RATE, GalleryThreshold, measure
-from plsc.utils.logging import get_logger, log_skipped
+from plsc.utils.logging import get_logger, log_skipped, warn_once
 from plsc.utils.text import plural
 
 _LONGEST_NAME = 200  # characters
@@ -114,6 +114,7 @@ class Gallery:
         if isinstance(people, Mapping):
             given = people.items()
         else:
+            warn_once.cache_clear()  # each build reports what it skips
             paths, labels, names = read_folder(os.fspath(people))
             given = ((names[label], path) for label, path in zip(labels.tolist(), paths))
         for name, pictures in given:

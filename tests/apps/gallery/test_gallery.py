@@ -408,3 +408,13 @@ def test_an_answer_tells_why_a_likely_match_is_not_named():
     assert _decide([Match("Ann", 0.3)], GalleryThreshold(cosine=0.42, prior=0.363, size=40)).reason.endswith(
         "threshold 0.42"
     )
+
+
+def test_each_build_reports_what_it_skips(tmp_path, capsys):
+    """A program may build several galleries from one folder."""
+    folder = folder_of(tmp_path / "faces")
+    (folder / "note.txt").touch()
+    for name in ("a", "b"):
+        capsys.readouterr()
+        Gallery.build(tmp_path / name, folder, Pixels())
+        assert "1 file skipped" in capsys.readouterr().out
