@@ -244,6 +244,22 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
     assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).evaluate()["images"] == 9
 
 
+def test_labelled_images_that_correspond_by_number_are_reported(tmp_path, capsys):
+    data = [
+        people(tmp_path / name, names) for name, names in (("train", ["Ann", "Bob"]), ("val", ["x", "y"]))
+    ]
+    keys = [f"Global.output_dir={tmp_path / 'out'}", "Global.max_steps=1", "DataLoader.Train.batch_size=4"]
+    sets = [f"DataLoader.Train.dataset={data[0]}", f"DataLoader.Eval.dataset={data[1]}"]
+    run = Entry(TINY, [*keys, *sets])
+    line = (
+        "DataLoader.Eval.dataset: its classes are taken for the trained ones by their numbers, because none "
+    )
+    for verb in (run.train, run.evaluate):
+        verb()
+        found = f"{line}has a trained class's name (the first is 'x', and 'Ann')"
+        assert capsys.readouterr().out.count(found) == 1
+
+
 def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     """As many as before, but every centre would be of someone else from then on."""
     data = people(tmp_path / "train", ["Ann", "Bob", "Cy"])

@@ -62,7 +62,8 @@ class GlobalCfg(Section):
     is always written. tensorboard and wandb need the extra `loggers`. wandb works offline, and obeys its
     own environment variables, such as `WANDB_MODE` and `WANDB_PROJECT`. To look at the numbers: `visualdl
     --logdir output/visualdl`, `tensorboard --logdir output/tensorboard`, `wandb sync --append
-    output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the run."""
+    output/wandb/offline-run-*`. A logger that fails later costs a warning and its own copy, not the run.
+    If a run returns to an earlier step twice, the copies may have some steps twice."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000)
     """How long a step in a launch may take. A rank that exceeds it writes where it is stuck, and ends. The
     run then ends, or is restarted (`plsc train --ranks`). Evaluations and checkpoints may take six times as

@@ -325,15 +325,28 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
         strangers: whether two sets without a common name are taken to show different people. If False, their
             folders may only be named differently, and the result is None.
     """
-    names, known = data.class_names or [], trained or []
-    # A numbered folder's identity is its whole path. Two sets of the same people have different paths.
-    here, there = ([os.path.basename(name) for name in names] for names in (names, known))
-    if not strangers and not set(here) & set(there):
+    if not strangers and matched_by_number(trained, data):
         return None
-    for number, (theirs, ours) in enumerate(zip(names, known)):
-        if here[number] != there[number]:
+    for number, (theirs, ours) in enumerate(zip(data.class_names or [], trained or [])):
+        if os.path.basename(theirs) != os.path.basename(ours):
             return f"its class {number} is '{theirs}', the trained one is '{ours}'"
     return None
+
+
+def matched_by_number(trained: list[str] | None, data: Dataset) -> str | None:
+    """Tell why the classes of labelled images correspond to the classes `trained` by number.
+
+    Returns None if they correspond by name, or if neither have names.
+    """
+    if not trained and not data.class_names:
+        return None
+    if not trained or not data.class_names:
+        return "only the trained classes have names" if trained else "the trained classes have no names"
+    # A numbered folder's identity is its whole path. Two sets of the same people have different paths.
+    here, there = ({os.path.basename(name) for name in names} for names in (data.class_names, trained))
+    if here & there:
+        return None
+    return f"none has a trained class's name (the first is '{data.class_names[0]}', and '{trained[0]}')"
 
 
 def check_against_training(

@@ -20,6 +20,7 @@ from plsc.data.dataset import (
     check_against_training,
     check_array,
     check_labels,
+    matched_by_number,
 )
 from plsc.errors import Mistakes, UserError, escape, in_one_line
 from plsc.evaluation.classification import Classification, classify
@@ -208,6 +209,11 @@ def build_sets(
                 warn_on_rank_0(f"{key}: {doubt}")
             if preprocessing is not None:
                 check_against_training(data.data, key, preprocessing, num_classes, names, seen)
+                why = matched_by_number(names, data.data) if isinstance(data, LabelledSet) else None
+                if why:
+                    warn_on_rank_0(
+                        f"{key}: its classes are taken for the trained ones by their numbers, because {why}"
+                    )
                 if getattr(data.data, "hold_out", 0) and (names is None) != (data.identities is None):
                     warn_on_rank_0(
                         f"{key}: its hold_out cannot keep trained classes out of this set, because the "

@@ -29,7 +29,8 @@ class Metrics:
     Args:
         folder: the run's folder.
         step: step from which the run continues. Later steps' rows are dropped, because the run will write
-            them again. The copies keep their points.
+            them again. The copies keep their points. They may get a step's points twice if a run returns to
+            an earlier step twice, because only the rows tell what they have.
         loggers: the copies' names, see Global.loggers.
     """
 

@@ -7,6 +7,7 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
+    matched_by_number,
     misnumbered_class,
     shared_identities,
 )
@@ -143,3 +144,7 @@ def test_a_class_with_another_number_than_in_training_is_found():
         misnumbered_class(["Ann", "Bob"], named("Ann_test", "Bob_test")) is None
     )  # folders that are called otherwise
     assert "'Cy'" in misnumbered_class(["Ann", "Bob"], named("Cy", "Dan"), strangers=True)
+    unknown = made(Dataset)
+    assert matched_by_number(["Ann"], unknown) == "only the trained classes have names"
+    assert matched_by_number(None, named("Bob")) == "the trained classes have no names"
+    assert matched_by_number(None, unknown) is None and matched_by_number(["Ann"], named("Ann", "x")) is None
