@@ -9,7 +9,7 @@ from plsc.distributed.environment import rank_from_env
 
 def evaluate(argv: Sequence[str]) -> None:
     """Run `plsc eval`."""
-    parser = make_parser("eval", "evaluate a checkpoint on DataLoader.Eval's sets", "-c first")
+    parser = make_parser("eval", "evaluate a checkpoint on DataLoader.Eval's sets", "-c output")
     args = parse(parser, argv)
     from plsc.entry import Entry
 
@@ -19,7 +19,7 @@ def evaluate(argv: Sequence[str]) -> None:
 def predict(argv: Sequence[str]) -> int:
     """Run `plsc predict`. Returns 1 if an image cannot be read, otherwise 0."""
     parser = make_parser(
-        "predict", "write the embeddings of images, or their classes", "-c first a.png b.png"
+        "predict", "write the embeddings of images, or their classes", "-c output a.png b.png"
     )
     parser.add_argument("images", nargs="+", help="image files, folders of them, or one list of them")
     parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
@@ -51,7 +51,7 @@ def predict(argv: Sequence[str]) -> int:
 
 def export(argv: Sequence[str]) -> None:
     """Run `plsc export`."""
-    parser = make_parser("export", "write the network for Paddle Inference, ONNX and others", "-c first")
+    parser = make_parser("export", "write the network for Paddle Inference, ONNX and others", "-c output")
     args = parse(parser, argv)
     from plsc.entry import Entry
 

@@ -36,7 +36,7 @@ class Preprocessing:
 
     shape: tuple[_Side, _Side, _Side]
     mean: FiniteFloat = MEAN
-    scale: FiniteFloat = SCALE
+    scale: Annotated[FiniteFloat, Field(gt=0)] = SCALE
     channels: str = ""
     aligned: bool | None = None
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_groups(build)
     add = verb("add", _add, "add pictures of a person", "the gallery's")
     add.add_argument("name", help="the person's name, new or known")
-    add.add_argument("pictures", nargs="+", help="files")
+    add.add_argument("pictures", nargs="+", help="files or folders")
     add_groups(add)
     remove = verb("remove", _remove, "remove people with all their pictures, or single pictures")
     remove.add_argument("names", nargs="+", metavar="name", help="a person as Ann, a picture as Ann/3.jpg")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from paddle import nn
+from pydantic import ValidationError
 
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
@@ -30,6 +31,7 @@ from plsc.utils.files import open_regular
 from plsc.utils.options import add_overrides
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.safe_pickle import load_pickle, user_errors
+from plsc.utils.section import first_problem
 from plsc.utils.text import plural
 
 _ACCEPTED = "a .pt of torch.save, .safetensors, or .pdparams of PLSC 2.4"
@@ -228,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"), help=what)
     what = "the channel order in training; default: RGB"
     parser.add_argument("--channels", choices=CHANNELS, default="RGB", help=what)
-    parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
+    parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels; default: 127.5")
     parser.add_argument(
         "--scale", type=float, default=SCALE, help="factor on the difference; default: 1 / 127.5"
     )
@@ -237,5 +239,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     config = load(None, [f"Model.name={args.model}", "Model.embedding_size=512", *args.override])
     image_shape = (CHANNELS[args.channels], *args.size)
-    preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)
+    try:
+        preprocessing = Preprocessing(image_shape, args.mean, args.scale, args.channels, args.aligned)
+    except ValidationError as error:
+        key, message = first_problem(error)
+        option = ("size", "mean", "scale")[int(key[0])]
+        raise UserError(f"--{option}: {message} (got {escape(getattr(args, option))})") from error
     print(import_weights(args.weights, config, args.output, preprocessing))

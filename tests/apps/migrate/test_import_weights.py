@@ -153,6 +153,20 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--size", "0", "112"], "--size: Input should be greater than or equal to 1 (got [0, 112])"),
+        (["--mean", "nan"], "--mean: Input should be a finite number (got nan)"),
+        (["--scale", "0"], "--scale: Input should be greater than 0 (got 0.0)"),
+    ],
+)
+def test_preprocessing_that_cannot_be_is_one_line(tmp_path, capsys, given, said):
+    output = str(tmp_path / "out")
+    assert cli.main(["import", "a.pt", "--model", "LeNet", "--output", output, *given]) == 2
+    assert capsys.readouterr().err == f"ERROR {said}\n"
+
+
+@pytest.mark.parametrize(
     "changes, said",
     [
         ({"conv_sep.layers.0.weight": None}, "conv_sep.layers.0.weight is not in the file"),
