@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cv2
@@ -20,10 +20,10 @@ Picture = Any
 _GROUP = 0.4
 
 
-def as_pictures(value: Picture | Sequence[Picture]) -> Sequence[Picture]:
-    """Return a list that contains the value if it is a single picture, else the value itself."""
+def as_pictures(value: Picture | Iterable[Picture]) -> list[Picture]:
+    """Return a list of pictures. It contains the value itself if that is a single picture."""
     single = isinstance(value, (str, os.PathLike, bytes, np.ndarray)) or _is_of_pillow(value)
-    return [value] if single else value
+    return [value] if single or not isinstance(value, Iterable) else [*value]
 
 
 def picture_name(picture: Picture) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import zip_longest
 from numbers import Integral
@@ -84,7 +84,7 @@ class Gallery:
     def build(
         cls,
         path: str | os.PathLike,
-        people: str | os.PathLike | Mapping[str, Picture | Sequence[Picture]],
+        people: str | os.PathLike | Mapping[str, Picture | Iterable[Picture]],
         network: EmbeddingNetwork | str | None = None,
         rate: float = RATE,
         groups: bool = False,
@@ -197,7 +197,7 @@ class Gallery:
                 f"{network.title} is another network; {_NAME_ITS_NETWORK}, or build the gallery again"
             )
 
-    def add(self, name: str, pictures: Picture | Sequence[Picture], groups: bool = False) -> list[str]:
+    def add(self, name: str, pictures: Picture | Iterable[Picture], groups: bool = False) -> list[str]:
         """Add a person's pictures.
 
         Args:
@@ -212,7 +212,7 @@ class Gallery:
         name = normalize_name(name)
         network = self.network
         pictures = as_pictures(pictures)
-        if not len(pictures):
+        if not pictures:
             raise UserError(f"{escape(name)}: nothing was added, since no picture was given")
         stored, left_out = _embed_people(network, {name: pictures}, groups)
         if not stored:
@@ -242,7 +242,7 @@ class Gallery:
 
     def search(
         self,
-        pictures: Picture | Sequence[Picture],
+        pictures: Picture | Iterable[Picture],
         top: int = 5,
         faces: Literal["largest", "all"] = "largest",
     ) -> list[Answer]:

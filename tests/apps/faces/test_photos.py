@@ -43,7 +43,7 @@ def test_what_is_no_picture_is_refused():
         "int: is not a picture; give a path, a file's bytes, an array or a Pillow image"
     )
     several = [PIXELS]
-    assert as_pictures(several) is several
+    assert as_pictures(several) == several
     assert all(as_pictures(single) == [single] for single in ("a.jpg", b"x"))
     (pixels,) = as_pictures(PIXELS)
     assert pixels is PIXELS

@@ -45,6 +45,9 @@ def test_a_gallery_is_built_opened_and_searched(gallery, tmp_path):
         == f"nearest {nearest}, similarity {similarity:.2f}, threshold {again.threshold.cosine:.2f}"
     )
     assert again.search([]) == []
+    assert [answer.name for answer in again.search(picture(name, 9) for name in NAMES)] == NAMES
+    (nothing,) = again.search(5)
+    assert nothing.reason.startswith("int: is not a picture; give a path")
 
 
 def test_the_constructor_opens_a_gallery(gallery, tmp_path):
