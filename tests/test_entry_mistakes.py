@@ -2,6 +2,7 @@
 said in a line."""
 
 import os
+import re
 import shutil
 from unittest.mock import Mock
 
@@ -239,7 +240,9 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
     Entry(TINY, [*keys, "DataLoader.Eval.dataset=null"]).train()
     fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}", "Global.overwrite=true"])
     for verb in (fewer.evaluate, fewer.train):
-        words = "DataLoader.Eval.dataset: its class 0 is 'Bob', the trained one is 'Ann', so right "
+        words = (
+            "DataLoader.Eval.dataset: its classes differ from the trained ones (missing: 'Ann'), so right "
+        )
         assert words in refusal(verb)
     assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).evaluate()["images"] == 9
 
@@ -266,20 +269,46 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     keys = [
         f"Global.output_dir={tmp_path / 'out'}",
         "DataLoader.Eval.dataset=null",
-        "DataLoader.Train.batch_size=9",
+        "DataLoader.Train.batch_size=6",
         f"DataLoader.Train.dataset={data}",
     ]
     Entry(TINY, [*keys, "Global.max_steps=2"]).train()
     longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
     (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
     assert refusal(longer.train).endswith(
-        "DataLoader.Train.dataset: its class 0 is 'Bob', the trained one is 'Ann' in checkpoint "
-        "step-00000002: resume with the same classes, or start a new run with Global.init_from in another "
-        "Global.output_dir"
+        "DataLoader.Train.dataset: its classes differ from the trained ones (missing: 'Ann'; new: 'Dan') in "
+        "checkpoint step-00000002: resume with the same classes, or start a new run with Global.init_from in "
+        "another Global.output_dir"
     )
+    (tmp_path / "train" / "Cy").rename(tmp_path / "Cy")
+    assert "(missing: 'Ann', 'Cy'; new: 'Dan') in checkpoint" in refusal(longer.train)
+    (tmp_path / "Cy").rename(tmp_path / "train" / "Cy")
     (tmp_path / "train" / "Dan").rename(tmp_path / "train" / "Ann")
     longer.train()
     assert checkpoint(tmp_path / "out", 3).is_dir()
+
+
+def test_a_resumed_run_reports_other_images_of_the_same_people(tmp_path, capsys):
+    """Also if another image replaces one, so that the count is the same."""
+    data = people(tmp_path / "train", ["Ann", "Bob", "Cy"])
+    keys = [f"Global.output_dir={tmp_path / 'out'}", "DataLoader.Eval.dataset=null"]
+    keys += ["DataLoader.Train.batch_size=4", f"DataLoader.Train.dataset={data}", "Global.resume=true"]
+
+    def warnings(steps):
+        Entry(TINY, [*keys, f"Global.max_steps={steps}"]).train()
+        return re.findall(r"WARNING (checkpoint .*)", capsys.readouterr().out)
+
+    assert warnings(2) == [] and warnings(3) == []
+    (tmp_path / "train/Ann/0.png").rename(tmp_path / "train/Ann/9.png")
+    (line,) = warnings(4)
+    assert re.fullmatch(
+        r"checkpoint step-00000003 was made with images 9 \(checksum .{8}\), this run has 9 "
+        r"\(checksum .{8}\): the run continues with other random numbers and another data order",
+        line,
+    )
+    assert warnings(5) == []
+    (tmp_path / "train/Ann/9.png").unlink()
+    assert "images 9 (checksum" in warnings(6)[-1]
 
 
 def test_centres_that_the_memory_cannot_take_are_refused_before_they_are_made(tmp_path):

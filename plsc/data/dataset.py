@@ -25,6 +25,7 @@ from plsc.errors import MissingFileError, UserError, escape, in_one_line
 from plsc.utils.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.utils.section import first_problem
 
+_SHOWN = 5  # missing or new classes that a message names
 EVALUATION = 2**32  # epoch number that evaluation uses. Training never reaches it
 
 
@@ -314,22 +315,37 @@ def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> 
 
 
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:
-    """Describe the first class of labelled images that has another number in the classes `trained`.
+    """Describe how the classes of labelled images differ from the classes `trained`.
 
-    The numbers differ if a person's folder is missing in one of the sets. Returns None if all numbers agree,
-    or if the names are unknown.
+    The description names the first classes that are missing or new. If there are none, it names the first
+    class that has another number. Returns None if all numbers agree, or if the names are unknown.
 
     Args:
         trained: names of the trained classes, by number, or None if they are unknown.
         data: the labelled images.
         strangers: whether two sets without a common name are taken to show different people. If False, their
-            folders may only be named differently, and the result is None.
+            folders may only be named differently, and the result is None. It is also None if the set has only
+            the first trained classes.
     """
-    if not strangers and matched_by_number(trained, data):
+    names, known = data.class_names or [], trained or []
+    if not names or not known or (not strangers and matched_by_number(trained, data)):
         return None
-    for number, (theirs, ours) in enumerate(zip(data.class_names or [], trained or [])):
-        if os.path.basename(theirs) != os.path.basename(ours):
-            return f"its class {number} is '{theirs}', the trained one is '{ours}'"
+    # A numbered folder's identity is its whole path. Two sets of the same people have different paths.
+    here, there = ([os.path.basename(name) for name in each] for each in (names, known))
+    if here == (there if strangers else there[: len(here)]):
+        return None
+    in_both = set(here) & set(there)
+    differences = []
+    for what, part in (("missing", there), ("new", here)):
+        only = [f"'{escape(name)}'" for name in part if name not in in_both]
+        more = f", ... {len(only):,} in all" if len(only) > _SHOWN else ""
+        if only:
+            differences.append(f"{what}: {', '.join(only[:_SHOWN])}{more}")
+    if differences:
+        return f"its classes differ from the trained ones ({'; '.join(differences)})"
+    for number, (theirs, ours) in enumerate(zip(names, known)):
+        if here[number] != there[number]:
+            return f"its class {number} is '{escape(theirs)}', the trained one is '{escape(ours)}'"
     return None
 
 
@@ -370,16 +386,16 @@ def check_against_training(
             unknown.
     """
     if isinstance(data, Dataset):
+        if wrong := misnumbered_class(names, data):
+            raise UserError(
+                f"{wrong}, so right predictions would count as wrong; it must have all trained classes in "
+                "the same order, also with the same hold_out",
+                key=key,
+            )
         if data.num_classes > num_classes:
             raise UserError(
                 f"its images have {data.num_classes} classes, but the head was trained on "
                 f"{num_classes}; give images of the trained classes, or pairs to verify",
-                key=key,
-            )
-        if wrong := misnumbered_class(names, data):
-            raise UserError(
-                f"{wrong}, so right predictions would count as wrong; it must have all trained classes in "
-                "the same order",
                 key=key,
             )
     else:

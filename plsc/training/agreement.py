@@ -26,7 +26,7 @@ import paddle
 
 from plsc import distributed, native
 from plsc.config import Config
-from plsc.data.dataset import make_sample, name_of
+from plsc.data.dataset import Dataset, make_sample, name_of
 from plsc.distributed import environment
 from plsc.errors import Mistakes, SeveralErrors, UserError, escape, in_one_line, writing
 from plsc.training.init_from import find_weights
@@ -275,9 +275,7 @@ def _data_facts(trainer: Any) -> dict[str, Any]:
     name = "DataLoader.Train"
     facts = _set_facts(name, dataset, dataset.labels, dataset.num_classes)
     shape = dataset.preprocessing.shape
-    step = -(-len(dataset) // _MAX_NAMES) or 1
-    names = [_without_folders(name_of(dataset.name, index)) for index in range(0, len(dataset), step)]
-    facts[f"the names of the images of {name}"] = _digest([repr(names).encode()])
+    facts[f"the names of the images of {name}"] = _digest([_some_names(dataset)])
     facts |= _picture_facts(
         name, lambda index: make_sample(dataset, index, 0, shape), len(dataset), _TRAIN_PICTURES
     )
@@ -288,6 +286,20 @@ def _data_facts(trainer: Any) -> dict[str, Any]:
             name, lambda index, data=data: data.images(index, index + 1), data.count, _EVAL_PICTURES
         )
     return facts
+
+
+def describe_images(dataset: Dataset) -> str:
+    """Describe a training set by its image count and a checksum of its labels and its images' names.
+
+    The checksum contains at most as many labels and names as the ranks compare.
+    """
+    return f"{len(dataset):,} (checksum {_digest([*_spread(dataset.labels), _some_names(dataset)])})"
+
+
+def _some_names(dataset: Dataset) -> bytes:
+    step = -(-len(dataset) // _MAX_NAMES) or 1
+    names = [_without_folders(name_of(dataset.name, index)) for index in range(0, len(dataset), step)]
+    return repr(names).encode()
 
 
 def _set_facts(name: str, data: Any, labels: Any, classes: int | None, count: int | None = None) -> dict:

@@ -133,7 +133,7 @@ _MUST_MATCH = (
     *("optimizer", "head_optimizer", "head", "preprocessing"),
     *("freeze", "freeze_norms", "global_batch"),
 )
-_OF_ORDER = ("seed", "steps_per_epoch")  # they determine the random numbers and the data order
+_OF_ORDER = ("seed", "steps_per_epoch", "images")  # they determine the random numbers and the data order
 
 
 def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Dataset) -> list[str]:

@@ -33,6 +33,7 @@ from plsc.data.loader import Batch, Loader
 from plsc.distributed.device import to_host
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead, gather_labels
+from plsc.training.agreement import describe_images
 from plsc.training.amp import nonfinite
 from plsc.training.checkpoints import Checkpoints
 from plsc.training.evaluator import Evaluator
@@ -445,12 +446,12 @@ class Trainer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of skipped steps, the last step's learning rate, and the settings that
-        `refuse_other_run` compares. Another seed or steps_per_epoch causes only a warning."""
+        """Return `skipped`, the last step's learning rate, and the settings `refuse_other_run` compares."""
         return {
             "seed": self.cfg.Global.seed,
             "global_batch": self.loader.global_batch,
             "steps_per_epoch": self.steps_per_epoch,
+            "images": describe_images(self.dataset),
             "optimizer": self.optimizer.name,
             "head": self.cfg.Head.kind,
             "head_optimizer": type(self.head.bank.rule).__name__,
@@ -469,14 +470,13 @@ class Trainer:
         """Load the step, all states and the class centres from a checkpoint. Any number of ranks may have
         written it.
 
-        Raises UserError if the checkpoint cannot be read, or if `check_matches`, `refuse_other_run` or
-        `load_rows` finds that it does not belong to this run.
+        Raises UserError if the checkpoint cannot be read, or if it does not belong to this run.
         """
         saved = Checkpoint.open(path, verify=False)  # store.find has verified it
+        warnings = refuse_other_run(saved, self.state_dict(), self.dataset)
         saved.check_matches(
             self.head.shard.num_classes, self.head.bank.width, backbone=self.backbone.state_dict()
         )
-        warnings = refuse_other_run(saved, self.state_dict(), self.dataset)
         warnings += changed_settings(saved, self.cfg.plain())
         load_rows(self.head, saved)
         for name, owner in self.stateful.items():

@@ -139,7 +139,15 @@ def test_a_class_with_another_number_than_in_training_is_found():
     assert misnumbered_class(["Ann", "Bob", "Cy"], named("Ann", "Bob")) is None
     assert misnumbered_class(["/train/0001", "/train/0002"], named("/val/0001", "/val/0002")) is None
     assert misnumbered_class(None, named("Bob")) is None and misnumbered_class(["Ann"], made(Dataset)) is None
-    assert misnumbered_class(["Ann", "Bob"], named("Bob")) == "its class 0 is 'Bob', the trained one is 'Ann'"
+    assert misnumbered_class(["Ann", "Bob"], named("Bob", "Ann")) == (
+        "its class 0 is 'Bob', the trained one is 'Ann'"
+    )
+    text = "its classes differ from the trained ones"
+    assert misnumbered_class(["Ann", "Bob"], named("Bob")) == f"{text} (missing: 'Ann')"
+    assert misnumbered_class(["Ann", "Bob"], named("Ann"), strangers=True) == f"{text} (missing: 'Bob')"
+    many = misnumbered_class(["Ann"], named("Ann", *"abcdefg"))
+    assert many == f"{text} (new: 'a', 'b', 'c', 'd', 'e', ... 7 in all)"
+    assert misnumbered_class(["Ann", "Ann"], named("Ann"), strangers=True) is None  # the counts tell
     assert (
         misnumbered_class(["Ann", "Bob"], named("Ann_test", "Bob_test")) is None
     )  # folders that are called otherwise
