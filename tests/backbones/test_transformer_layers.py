@@ -87,6 +87,13 @@ def test_linear(monkeypatch, bias, limited, dtype):
 
 
 @both_dtypes
+@pytest.mark.parametrize("rows, inputs, outputs", [(5, 33, 1), (1, 1, 16), (5, 1, 16), (1, 33, 1), (1, 1, 1)])
+def test_linear_with_a_single_input_or_output(monkeypatch, rows, inputs, outputs, dtype):
+    layer = Linear(inputs, outputs)
+    assert_near_float64(monkeypatch, dtype, layer, [randn(1, rows, inputs)], layer, (1, rows, outputs))
+
+
+@both_dtypes
 def test_layer_norm(monkeypatch, dtype):
     layer = LayerNorm(40)
     layer.weight.set_value(randn(40, seed=2))

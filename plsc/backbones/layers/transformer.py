@@ -184,7 +184,9 @@ class _Linear(PyLayer):
         if ctx.wanted[0]:
             dx = empty(x.shape, x.dtype)
             shapes = ((count, outputs), (outputs, inputs), (count, inputs))
-            back = _product(shapes, (1, outputs), number(x))
+            # oneDNN writes nothing if an axis with one element has another stride than in C order.
+            strides = (1, outputs) if min(inputs, outputs) > 1 else None
+            back = _product(shapes, strides, number(x))
             back(at_grad, address(weight, [inputs, outputs]), address(dx, x.shape, x.dtype))
         if ctx.wanted[1] and number(x) == BFLOAT16:
             dweight = empty(weight.shape)
