@@ -24,6 +24,14 @@ SHAPES = [  # B, H, W, inputs, outputs, kernel, stride, padding, dilation, group
     (2, 7, 7, 32, 32, 7, 1, 0, 1, 32, False),
     (1, 12, 11, 4, 6, (3, 5), (2, 1), (0, 2), 1, 2, True),
     (2, 12, 12, 8, 8, 3, 1, 2, 2, 1, False),
+    # A result that is one pixel wide.
+    (2, 4, 3, 1, 64, (7, 5), (1, 3), (2, 2), 1, 1, False),
+    (2, 14, 2, 64, 32, 3, 2, 1, 1, 4, True),
+    (1, 14, 3, 32, 16, 2, 2, 0, 1, 1, False),
+    # Rows or columns of the kernel meet only padding.
+    (4, 1, 1, 20, 50, 3, 2, 1, 1, 1, False),
+    (4, 1, 1, 32, 64, 3, 2, 1, 1, 2, False),
+    (2, 8, 1, 3, 64, (5, 3), (2, 3), (1, 2), 1, 1, True),
 ]
 
 

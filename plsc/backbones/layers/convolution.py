@@ -84,6 +84,18 @@ class _Convolution:
         # with AMX.
         self._avoid = "brgconv_strided" if inputs == 1 and groups > 1 else None
         self._avoid_for_weights = "brgconv_bwd_w" if groups > 1 else None
+        # If the result is one pixel wide and the width has a stride, this implementation in oneDNN 3.6
+        # computes only the first row correctly.
+        is_wrong = sides[1] == 1 < min(sides[0], steps.stride[1])
+        self._avoid_for_results = "brg_conv_fwd" if is_wrong else None
+        # Kernel rows and columns that meet only padding. For bfloat16, oneDNN may leave their gradient as it
+        # was in memory.
+        self._unused = [
+            [tap for tap in range(size) if not _meets(tap * dilation - padding, stride, count, side)]
+            for size, stride, padding, dilation, count, side in zip(
+                kernel, steps.stride, steps.padding, steps.dilation, sides, (height, width)
+            )
+        ]
         padding = onednn.pair(*steps.padding)
         self._steps = [
             onednn.pair(*steps.stride),
@@ -124,6 +136,10 @@ class _Convolution:
         weights = self._gradient_weights.output_address(at_out)
         self._gradient(at_x, weights, at_grad, *(address(b, self._weights_shape[:1]) for b in bias))
         self._gradient_weights.convert_back(at_out)
+        for row in self._unused[0]:
+            out[:, :, row] = 0.0
+        for column in self._unused[1]:
+            out[:, :, :, column] = 0.0
         return [out, *bias]
 
     @functools.cached_property
@@ -133,6 +149,7 @@ class _Convolution:
             "convolution_forward",
             [onednn.FORWARD_TRAINING, onednn.CONVOLUTION, *arrays, *self._steps],
             [onednn.SRC, onednn.WEIGHTS, onednn.DST] + [onednn.BIAS] * (self._bias is not None),
+            avoid=self._avoid_for_results,
         )
 
     @functools.cached_property
@@ -170,6 +187,11 @@ class _Convolution:
 
 
 _convolution = onednn.kept(_Convolution)
+
+
+def _meets(first: int, stride: int, count: int, side: int) -> bool:
+    """Return whether one of the pixels first, first + stride, ..., `count` in all, is in [0, side)."""
+    return any(0 <= first + stride * place < side for place in range(count))
 
 
 class _Convolve(PyLayer):
