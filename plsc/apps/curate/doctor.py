@@ -158,8 +158,8 @@ def doctor(
 def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
     """Write a list with the set's images that have no error. Each line has a path and a label.
 
-    The labels in the list have no gaps. Of copies in one class the list contains only the first. It contains
-    no copy that is in several classes.
+    The labels are the classes' names if they are known, else numbers without gaps. Of copies in one class the
+    list contains only the first. It contains no copy that is in several classes.
 
     Args:
         labels: int64 [N], each image's label, or -1 to omit it.
@@ -177,13 +177,21 @@ def write_list(path: str, examined: Examined, labels: np.ndarray) -> None:
         group = group[labels[group] >= 0]
         labels[group[1:] if len(np.unique(labels[group])) == 1 else group] = -1
     kept = np.flatnonzero(labels >= 0)
-    numbers = np.unique(labels[kept], return_inverse=True)[1]
+    classes = np.unique(labels[kept], return_inverse=True)[1].tolist()
+    names = data.class_names
+    if names and not any(map(_is_no_label, names)):
+        classes = [names[label] for label in labels[kept].tolist()]
     lines = [
-        f"{os.path.abspath(data.name(index))}\t{number}\n" for index, number in zip(kept.tolist(), numbers)
+        f"{os.path.abspath(data.name(index))}\t{label}\n" for index, label in zip(kept.tolist(), classes)
     ]
     with writing(path):
         replace_file(path, "".join(lines).encode("utf-8", "surrogateescape"))
     print(f"{escape(path)}: {len(kept):,} of {len(labels):,} images; to train on it, set name: ImageList")
+
+
+def _is_no_label(name: str) -> bool:
+    """Return whether a list with a class name as a label would be read otherwise."""
+    return name.isdigit() or not name.isprintable() or name != name.strip()
 
 
 def _open(path: str) -> Dataset | PairSet:

@@ -168,7 +168,27 @@ def test_the_list_has_what_is_right(faces, run, tmp_path):
     clean = ImageList(str(tmp_path / "clean.txt"))
     names = [os.path.relpath(clean.name(index), faces) for index in range(len(clean))]
     assert names == ["Ann/Ann_0001.png", *(f"Bob/Bob_000{number}.png" for number in (2, 3, 4))]
-    assert clean.labels.tolist() == [0, 1, 1, 1]
+    assert clean.labels.tolist() == [0, 1, 1, 1] and clean.class_names == ["Ann", "Bob"]
+
+
+@pytest.mark.parametrize(
+    "names, kept", [(["007", "008"], True), (["1", "Ann"], False), (["A\tB", "C"], False)]
+)
+def test_the_list_has_names_if_they_can_be_read_again(run, tmp_path, names, kept):
+    folder = write_folder(tmp_path / "faces", dict.fromkeys(names, 2))
+    run(folder, "--list", tmp_path / "clean.txt")
+    clean = ImageList(str(tmp_path / "clean.txt"))
+    assert clean.labels.tolist() == [0, 0, 1, 1]
+    labels = [line.split("\t")[-1] for line in (tmp_path / "clean.txt").read_text().splitlines()]
+    assert labels == (
+        [f"{folder}/{name}" for name in names for _ in range(2)] if kept else ["0", "0", "1", "1"]
+    )
+
+
+def test_names_in_a_list_are_kept(faces, run, tmp_path):
+    (tmp_path / "names.csv").write_text("faces/Ann/Ann_0001.png,Zoe\nfaces/Ann/Ann_0002.png,Yan\n")
+    run(tmp_path / "names.csv", "--list", tmp_path / "clean.txt")
+    assert ImageList(str(tmp_path / "clean.txt")).class_names == ["Yan", "Zoe"]
 
 
 @pytest.mark.parametrize(
