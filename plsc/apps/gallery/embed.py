@@ -29,6 +29,7 @@ from plsc.data.images import to_sample
 from plsc.errors import UserError, escape
 from plsc.evaluation.search import row_lengths, unit_rows
 from plsc.utils.bar import Bar
+from plsc.utils.logging import warn_once
 from plsc.utils.parallel import Pool, in_parallel
 from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.published import path_of, sha256_of
@@ -187,6 +188,11 @@ class _OnnxNetwork(EmbeddingNetwork):
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         return self._file.embed(samples)
 
+    def trained_on(self) -> frozenset[str]:
+        if self._file.card:  # a run that may have been trained on the user's own people
+            _warn_of_rates(f"{self.title}: does not contain the trained classes' names, -c RUN knows them")
+        return frozenset()
+
 
 class _RunNetwork(EmbeddingNetwork):
     def __init__(self, config: str, overrides: Sequence[str]):
@@ -216,7 +222,13 @@ class _RunNetwork(EmbeddingNetwork):
         return embed(self._backbone, read, len(samples), self.preprocessing, _BATCH, self._flip)
 
     def trained_on(self) -> frozenset[str]:
+        if self._saved.classes() is None:
+            _warn_of_rates(f"{self.title}: was trained on classes without names")
         return frozenset(map(last_part, self._saved.classes() or ()))
+
+
+def _warn_of_rates(why: str) -> None:
+    warn_once(f"{why}; if a gallery contains such classes, its measured rates are too good")
 
 
 def open_network(

@@ -1,6 +1,8 @@
 """ONNX files of other programs: how their pictures are prepared, and what is refused."""
 
+import json
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 from onnx import TensorProto, helper, numpy_helper
 
-from plsc.apps.gallery.embed import open_network
+from plsc.apps.gallery.embed import _RunNetwork, open_network
+from plsc.utils.logging import setup_logging
 from tests.helpers.refusals import refusal
 
 SIDE, LENGTH = 8, 16
@@ -51,6 +54,31 @@ LAST_TO_FIRST = [
     helper.make_node("Cast", ["in"], ["float"], to=FLOAT),
     helper.make_node("Transpose", ["float"], ["x"], perm=[0, 3, 1, 2]),
 ]
+
+
+def test_a_file_of_plsc_warns_that_the_trained_people_are_unknown(tmp_path, capsys):
+    """They would measure a rate of strangers that is too good. Another program's users know its people."""
+    path = network(tmp_path / "net.onnx")
+    setup_logging()
+    assert open_network(path).trained_on() == frozenset() and "WARNING" not in capsys.readouterr().out
+    model = onnx.load(path)
+    card = {"preprocessing": {"channels": "RGB"}, "threshold": None, "network": "1"}
+    helper.set_model_props(model, {"plsc": json.dumps(card)})
+    onnx.save(model, path)
+    assert open_network(path).trained_on() == frozenset()
+    text = (
+        "does not contain the trained classes' names, -c RUN knows them; if a gallery contains such classes, "
+    )
+    assert f"WARNING {path}: {text}its measured rates are too good\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names, text", [(None, "was trained on classes without names"), (["a/Ann"], "")])
+def test_a_run_without_names_warns_that_the_trained_people_are_unknown(names, text, capsys):
+    run = object.__new__(_RunNetwork)
+    run.title, run._saved = "out", Mock(classes=lambda: names)
+    setup_logging()
+    assert run.trained_on() == frozenset(["Ann"] if names else [])
+    assert text in capsys.readouterr().out if text else "WARNING" not in capsys.readouterr().out
 
 
 @pytest.fixture
