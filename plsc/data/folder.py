@@ -14,7 +14,10 @@ from plsc.errors import MissingFileError, UserError, escape, reading
 from plsc.utils.logging import get_logger, warn_once
 from plsc.utils.text import plural
 
-EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"),
+    *(".gif", ".avif"),  # only newer releases of OpenCV decode these
+)
 _PARTS = {"train", "val", "valid", "validation", "dev", "test"}  # folders of a data set's parts
 ALIGNMENT = "alignment.csv"  # file that plsc align writes beside the identities' folders
 

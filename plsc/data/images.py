@@ -105,10 +105,12 @@ def _why_not_decoded(data: bytes) -> str:
         return "the file is empty"
     if width * height > MOST_PIXELS:
         return f"it has {width:,} x {height:,} pixels, at most {MOST_PIXELS:,} are read; make it smaller"
+    if kind == "GIF":
+        return f"this GIF is truncated or damaged, or OpenCV {cv2.__version__} does not read GIF"
     if kind:
         return f"this {kind} is truncated or damaged"
     if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"avif"):
-        return "it is HEIC or AVIF; convert it to JPEG or PNG"
+        return f"it is HEIC or AVIF, and OpenCV {cv2.__version__} cannot read it; convert it to JPEG or PNG"
     return f"it does not begin as {', '.join(dict.fromkeys(_KINDS.values()))} do"
 
 

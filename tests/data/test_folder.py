@@ -58,7 +58,7 @@ def test_an_empty_folder_is_no_class_and_is_reported_once_in_a_run(folder, capsy
 
 def test_images_at_any_depth(folder, tmp_path, capsys):
     """The log reports each file that is skipped, except hidden files and alignment.csv."""
-    for name in ("b.gif", "Ann/note.txt", ".c.png", "alignment.csv"):
+    for name in ("b.heic", "Ann/note.txt", ".c.png", "alignment.csv"):
         (folder / name).touch()
     (folder / ".thumbnails").mkdir()
     (folder / ".thumbnails" / "0.png").touch()
@@ -69,7 +69,15 @@ def test_images_at_any_depth(folder, tmp_path, capsys):
     assert images == sorted(images) and len(images) == 7 and f"{folder}/Ann/link/0.PNG" in images
     said = capsys.readouterr().out
     assert said.count("faces: 2 files skipped, since their names do not end in .jpg, .jpeg") == 2
-    assert said.endswith(".jp2: Ann/note.txt, b.gif\n")
+    assert said.endswith(".avif: Ann/note.txt, b.heic\n")
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.avif", "a.PNG"])
+def test_folders_have_every_format_that_opencv_decodes(folder, name):
+    """A release of OpenCV that lacks one reports the image as damaged, so that every machine has the same."""
+    (folder / "Ann" / name).write_bytes(png(0))
+    assert f"{folder}/Ann/{name}" in images_below(str(folder))
+    assert f"{folder}/Ann/{name}" in [*read_folder(str(folder))[0]]
 
 
 def test_a_link_to_a_folder_above_is_refused(folder):
@@ -88,7 +96,7 @@ def test_a_folder_that_was_aligned_says_so(folder):
 def test_folders_without_an_image_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
-        (folder / name / "a.gif").touch()
+        (folder / name / "a.mp4").touch()
     said = refusal(ImageFolder, str(folder))
     assert said.startswith(f"{folder}: 3 folders without an image (.jpg, ")
     assert ") directly in it: X, y, z; remove it, add images" in said
@@ -118,5 +126,5 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):
     folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
     (folder / "Cy\n2026-01-01 INFO done").mkdir()
-    (folder / "Cy\n2026-01-01 INFO done" / "a.gif").touch()
+    (folder / "Cy\n2026-01-01 INFO done" / "a.mp4").touch()
     assert r"Cy\n2026-01-01 INFO done" in refusal(read_folder, str(folder))

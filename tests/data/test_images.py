@@ -56,7 +56,8 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         ),
         (cv2.imencode(".png", np.zeros((12, 16), np.uint8))[1].tobytes()[:40], "PNG is truncated or damaged"),
         (b"RIFF\x20\0\0\0WEBPVP8 ", "WebP is truncated or damaged"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "it is HEIC or AVIF; convert it to JPEG or PNG"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "cannot read it; convert it to JPEG or PNG"),
+        (b"GIF89a", f"this GIF is truncated or damaged, or OpenCV {cv2.__version__} does not read GIF"),
         (b"path,label\n", "it does not begin as JPEG, PNG, WebP, BMP, TIFF, GIF do"),
     ],
 )

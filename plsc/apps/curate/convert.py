@@ -39,6 +39,8 @@ _SIGNATURES = {
     b"P5": ".pgm",
     b"P6": ".ppm",
     b"\0\0\0\x0cjP": ".jp2",
+    b"GIF8": ".gif",
+    b"ftypavif": ".avif",  # after the four bytes of a length
 }
 
 
@@ -96,7 +98,8 @@ def _read(images: EncodedImages, index: int) -> tuple[bytes, str]:
     Raises UserError if the image is empty or its format is unknown.
     """
     data = images.encoded(index).tobytes()
-    extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
+    begin = data[4:12] if data[4:8] == b"ftyp" else data
+    extension = next((ext for start, ext in _SIGNATURES.items() if begin.startswith(start)), None)
     if extension is None:
         begins = f"begins with 0x{data[:4].hex()}" if data else "it is empty"
         raise UserError(
@@ -113,7 +116,7 @@ def identity_folders(images: EncodedImages) -> list[str]:
     """
     if images.identities is not None:
         names = [os.path.basename(str(name)) for name in images.identities]
-        if len({*names}) == len(names) and not any(name.startswith(".") for name in names):
+        if len({*names}) == len(names) and all(name and name[0] != "." for name in names):
             return names  # a folder that begins with a dot would be hidden, and its images not read again
         get_logger().info("not every identity's name can be a folder's name, so the folders are numbered")
     digits = len(str(images.num_classes - 1))

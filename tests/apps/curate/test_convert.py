@@ -54,6 +54,23 @@ def test_names_of_identities_are_kept(faces, tmp_path):
     assert names_of(ImageFolder(str(tmp_path / "eleven")))[:3] == ["00", "01", "02"]
 
 
+def test_every_format_that_a_folder_may_have_is_named_by_its_first_bytes(tmp_path):
+    begins = {".gif": b"GIF89a", ".avif": b"\0\0\0\x20ftypavif", ".png": png(0)}
+    for name in ("Ann", "Bob"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for extension, data in begins.items():
+            (tmp_path / "set" / name / f"a{extension}").write_bytes(data)
+    convert(str(tmp_path / "set"), str(tmp_path / "copy"))
+    assert sorted(os.listdir(tmp_path / "copy/Bob")) == ["0001.avif", "0002.gif", "0003.png"]
+
+
+def test_names_that_are_no_folders_names_are_numbered(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "list.csv").write_text("a.png,shoes/\na.png,hats\n")
+    convert(str(tmp_path / "list.csv"), str(tmp_path / "copy"))
+    assert sorted(os.listdir(tmp_path / "copy")) == ["0", "1"]
+
+
 def test_labels_out_of_order_are_sorted_in_a_rec(tmp_path):
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(png(number))
