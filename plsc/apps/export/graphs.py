@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-from plsc.errors import UserError
+from plsc.errors import UserError, in_one_line
 from plsc.evaluation.search import unit_rows
 from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
@@ -109,10 +109,20 @@ def make_example(
     model: nn.Layer, preprocessing: Any, flip: bool, batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random images, float32 [batch, *shape], and the training graph's embeddings of them, float64
-    [batch, D] of length 1."""
+    [batch, D] of length 1.
+
+    Raises UserError if the network fails on such images, as a user's own network may.
+    """
     images = np.random.default_rng(0).integers(0, 256, (batch, *preprocessing.shape)).astype(np.float32)
-    with paddle.no_grad():
-        embedding = with_mirror(model, preprocessing(paddle.to_tensor(images)), flip).numpy()
+    try:
+        with paddle.no_grad():
+            embedding = with_mirror(model, preprocessing(paddle.to_tensor(images)), flip).numpy()
+    except Exception as error:  # any error, in the user's class or in Paddle
+        raise UserError(
+            f"Export: the network fails on random pixels 0 to 255, on which its graphs are compared: "
+            f"{in_one_line(error)}; change its forward to accept every such pixel, for example with "
+            "ids.clip(0, count - 1) before an Embedding"
+        ) from error
     return images, unit_rows(embedding.astype(np.float64))
 
 
