@@ -71,19 +71,20 @@ class CorruptImages:
         """Decode PROBE images from the whole set. They are the same on every rank.
 
         Raises CorruptImageError on all ranks if more are corrupt than the limit for an epoch, or more than
-        CHANCE / ONE_IN of those that are tried. Warns if most are almost empty.
+        CHANCE / ONE_IN of those that are tried. Warns if most are almost empty, except if the set contains no
+        pictures.
         """
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         corrupt, dark = [], []
-        shape = self.dataset.preprocessing.shape
+        shape, darkest = self.dataset.preprocessing.shape, self.dataset.preprocessing.darkest
         for index in tried.tolist():
             try:
                 image = make_sample(self.dataset, index, 0, shape)
             except CorruptImageError:
                 corrupt.append(index)
                 continue
-            if is_dark(image):
+            if darkest is not None and is_dark(image):
                 dark.append(index)
         if 2 * len(dark) > len(tried):
             data = self.dataset.encoded(dark[0]) if isinstance(self.dataset, EncodedImages) else None

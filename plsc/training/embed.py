@@ -19,7 +19,7 @@ from plsc import distributed
 from plsc.distributed.device import takes_device_path, to_device
 from plsc.errors import UserError
 from plsc.utils.bar import Bar
-from plsc.utils.preprocessing import DARKEST, Preprocessing
+from plsc.utils.preprocessing import Preprocessing
 from plsc.utils.sharding import split
 
 
@@ -93,8 +93,8 @@ def embed(
 ) -> np.ndarray:
     """Compute all images' embeddings. Every rank calls it, and computes a contiguous share.
 
-    A thread reads the next batch while the network runs. An image without a pixel above DARKEST gets a
-    zero embedding, as in an exported graph.
+    A thread reads the next batch while the network runs. An image without a pixel above
+    `preprocessing.darkest` gets a zero embedding, as in an exported graph.
 
     Raises UserError, the same on every rank, if one rank fails, for example if it cannot read an image.
 
@@ -126,7 +126,8 @@ def embed(
 
     def through(pixels: np.ndarray) -> np.ndarray:
         rows = with_mirror(checked, to_input(pixels, preprocessing), flip).numpy()
-        rows[pixels.reshape(len(pixels), -1).max(1) <= DARKEST] = 0
+        if preprocessing.darkest is not None:
+            rows[pixels.reshape(len(pixels), -1).max(1) <= preprocessing.darkest] = 0
         return rows
 
     def checked(x: paddle.Tensor) -> paddle.Tensor:

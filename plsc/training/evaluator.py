@@ -75,6 +75,7 @@ class Evaluator:
         self._watchdog = watchdog or Watchdog()
         self.failures: list[str] = []
         self._are_alike = False  # whether the warning about equal embeddings was given
+        self._dark: set[str] = set()  # sets for which the warning about dark images was given
 
     @property
     def main(self) -> str | None:
@@ -168,7 +169,14 @@ class Evaluator:
         embeddings = embed(
             self._backbone, images, data.count, data.preprocessing, self._batch_size, self._flip
         )
-        if not self._are_alike and all_alike(embeddings):
+        if title not in self._dark and (dark := _dark(embeddings, data)):
+            self._dark.add(title)
+            warn_on_rank_0(
+                f"{title}: the embeddings of {dark:,} of {data.count:,} images are zero, since they have no "
+                f"pixel above {data.preprocessing.darkest:g}; if the data set contains no pictures, give it "
+                "mean 0 and scale 1"
+            )
+        elif not self._are_alike and all_alike(embeddings):
             self._are_alike = True
             warn_on_rank_0(
                 f"{title}: the embeddings of all {data.count:,} images are alike, so the network "
@@ -197,3 +205,12 @@ class Evaluator:
         self.results[title] = result
         get_logger().info(f"{result.kind}: {result.headline} on {title}")
         return result.row()
+
+
+def _dark(embeddings: np.ndarray, data: Any) -> int:
+    """Return how many embeddings are zero, or 0 if the first one's image is not too dark to count."""
+    zero = ~embeddings.any(axis=1)
+    first, darkest = int(np.argmax(zero)), data.preprocessing.darkest
+    if not zero[first] or darkest is None or data.images(first, first + 1).max() > darkest:
+        return 0
+    return int(zero.sum())

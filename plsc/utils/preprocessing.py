@@ -14,8 +14,6 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MEAN, SCALE = 127.5, 1 / 127.5  # applied to pixels
-# An image without a pixel above this is black, or was already normalised with some mean and deviation.
-DARKEST = 3.0
 _NAMES = {1: "grey", 3: "RGB"}
 
 _Side = Annotated[int, Field(ge=1)]
@@ -43,6 +41,16 @@ class Preprocessing:
     def __post_init__(self):
         if not self.channels:
             object.__setattr__(self, "channels", _NAMES.get(self.shape[0], str(self.shape[0])))
+
+    @property
+    def darkest(self) -> float | None:
+        """An image without a pixel above this number gets a zero embedding, because it is black, or because
+        it was already normalised.
+
+        None means that every image counts. That is so if mean and scale change nothing: then no image can
+        be normalised twice, and the bytes may be something else than brightness, such as letters.
+        """
+        return None if (self.mean, self.scale) == (0, 1) else 3.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values, from which it can be built again. An unknown `aligned` is

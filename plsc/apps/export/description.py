@@ -4,7 +4,6 @@ from typing import Any
 
 import paddle
 
-from plsc.utils.preprocessing import DARKEST
 from plsc.utils.version import __version__
 
 _VALUES = "raw pixels 0..255; normalisation is inside the graph"
@@ -46,7 +45,7 @@ def describe(
             "mean": preprocessing.mean,
             "scale": preprocessing.scale,
             "mirror": flip,
-            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets a zero embedding",
+            "darkest": preprocessing.darkest,
         },
         "threshold": threshold,
     }
@@ -66,11 +65,12 @@ def readme(facts: dict) -> str:
         f"Input: float32 [batch, {', '.join(map(str, shape))}], raw pixels 0 to 255, {left['channels']}.",
         f"Resize a picture to {size} (height x width), {_RESIZE.partition(', ')[2]}.",
         "Do not subtract a mean and do not divide by 255 or 127.5: the graph normalises the pixels.",
-        (
-            f"A picture without a pixel above {DARKEST:g} is black, or normalised already. Its embedding is "
-            "zero."
-        ),
     ]
+    if (darkest := facts["inside_the_graph"]["darkest"]) is not None:
+        lines.append(
+            f"A picture without a pixel above {darkest:g} is black, or normalised already. Its embedding is "
+            "zero."
+        )
     if left.get("aligned"):
         lines.append("The pictures must be faces with their landmarks at ArcFace's places (plsc align).")
     mirror = (

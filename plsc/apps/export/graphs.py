@@ -14,7 +14,6 @@ from plsc.errors import UserError, in_one_line
 from plsc.evaluation.search import unit_rows
 from plsc.training.embed import with_mirror
 from plsc.utils.files import temporary_home
-from plsc.utils.preprocessing import DARKEST
 
 TOLERANCE = 1e-4  # largest difference in a component of a unit embedding
 
@@ -22,8 +21,8 @@ TOLERANCE = 1e-4  # largest difference in a component of a unit embedding
 class _WithPreprocessing(nn.Layer):
     """Computes unit embeddings from raw images.
 
-    An image that was already normalised gets zeros. Otherwise all such images would have similar embeddings,
-    and every pair would be accepted.
+    An image that was already normalised gets zeros (`Preprocessing.darkest`). Otherwise all such images would
+    have similar embeddings, and every pair would be accepted.
     """
 
     def __init__(self, model: nn.Layer, preprocessing: Any, flip: bool):
@@ -38,8 +37,10 @@ class _WithPreprocessing(nn.Layer):
         # The rule of plsc.evaluation.search.unit_rows: zeros stay zeros, and inf * 0 turns an overflow into
         # NaN. `square == 0` would not do, because Paddle's operator is true for every number below 1e-8.
         inverse = paddle.rsqrt(square + paddle.cast(square <= 0, "float32")) + square * 0
+        if (darkest := self.preprocessing.darkest) is None:
+            return embedding * inverse
         brightest = paddle.max(paddle.flatten(images, 1), axis=1, keepdim=True)
-        return embedding * inverse * paddle.cast(brightest > DARKEST, "float32")
+        return embedding * inverse * paddle.cast(brightest > darkest, "float32")
 
 
 @contextlib.contextmanager
