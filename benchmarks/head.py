@@ -59,6 +59,9 @@ def config(args: argparse.Namespace, rate: float) -> Config:
 
 def head(args: argparse.Namespace) -> dict:
     """Measure a head's step: forward pass, backward pass and update."""
+    for ranks in args.ranks:
+        if args.batch % ranks:
+            raise UserError(f"--batch: must be a multiple of --ranks {ranks} (got {args.batch})")
     for rate in args.rate:
         config(args, rate)  # reports a mistake in the config once
     if args.device_way:

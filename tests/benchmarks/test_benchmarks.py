@@ -101,6 +101,11 @@ def test_a_part_measures_and_writes_its_numbers(part, capsys):
     assert json.loads(Path("found.json").read_text()) and capsys.readouterr().out
 
 
+def test_the_ranks_of_the_head_have_equal_batches(capsys):
+    assert without_traceback(lambda: benchmark.main(["head", "--batch", "32", "--ranks", "1", "3"])) == 2
+    assert capsys.readouterr().err == "ERROR --batch: must be a multiple of --ranks 3 (got 32)\n"
+
+
 def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(capsys):
     assert without_traceback(lambda: benchmark.main(["head", "-o", "Head.scal=3"])) == 2
     assert capsys.readouterr().err == "ERROR -o Head.scal=3: Head.scal: unknown key, did you mean 'scale'?\n"

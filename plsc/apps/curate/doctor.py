@@ -15,6 +15,7 @@ warnings, and 2 if there were errors. Try it:
 """
 
 import argparse
+import csv
 import itertools
 import os
 from collections import Counter
@@ -205,8 +206,9 @@ def _is_pair_list(path: str) -> bool:
     if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
         return False
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        line = file.readline(10_000)
-    return is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
+        line = file.readline(10_000).replace("\0", " ")  # Python 3.10's csv refuses NUL
+    fields = line.split("\t") if "\t" in line else next(csv.reader([line]), [])
+    return is_lfw(line.split()) or len(fields) == 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,6 +48,8 @@ def test_lists_of_pairs_are_distinguished_from_lists_of_images(faces, capsys):
     (faces / "a,b,c.png").write_bytes(png(99))
     for text in (f"{a}\t0\n{c} 1\n", f"a,b,c.png\t0\n{c}\t1\n"):
         assert kind(text) == "classes", text
+    (faces / "list.csv").write_text(f'"a,b,c.png",0\n{c},1\n')
+    assert cli.main(["doctor", str(faces / "list.csv")]) == 0
 
 
 def test_copies_are_warned_of(faces, run):
