@@ -196,6 +196,26 @@ def why_dark(data: np.ndarray | None, pixels: np.ndarray) -> str:
     return f"its mean is {pixels.mean():.1f} of 255, its largest value {pixels.max()}"
 
 
+def is_transparent(data: np.ndarray) -> bool:
+    """Return whether an image has transparent pixels. Only PNG, WebP, GIF and AVIF are examined.
+
+    An image is decoded only if its header has an alpha channel, or does not tell.
+
+    Args:
+        data: the bytes of an image file that can be decoded, uint8 [n].
+    """
+    begin = data[:26].tobytes()
+    if begin.startswith(b"\x89PNG"):
+        has_alpha = begin[25] & 4 or b"tRNS" in data.tobytes().partition(b"IDAT")[0]
+    else:
+        has_alpha = begin.startswith(b"RIFF") and begin[12:16] != b"VP8 "
+        has_alpha = has_alpha or begin.startswith(b"GIF8") or begin[4:12] == b"ftypavif"
+    whole = cv2.imdecode(data, cv2.IMREAD_UNCHANGED) if has_alpha else None
+    if whole is None or whole.ndim != 3 or whole.shape[2] != 4:
+        return False
+    return bool(whole[..., 3].min() < np.iinfo(whole.dtype).max)
+
+
 class Encoded:
     """Holds an encoded image set's preprocessing."""
 

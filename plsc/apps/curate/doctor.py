@@ -2,7 +2,7 @@
 
 `plsc doctor` reads and decodes every image once. It reports:
 
-- images that cannot be decoded, and images that are almost black or have one colour
+- images that cannot be decoded, images that are almost black or have one colour, and transparent images
 - images with the same bytes: within one identity, in two identities, or in training and validation
 - identities that are both in training and in validation
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.apps.curate.scan import Scan, same_content, scan
+from plsc.apps.curate.scan import TRANSPARENT, Scan, about_lone_images, same_content, scan
 from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs
@@ -87,6 +87,11 @@ def examine(name: str, images: EvalSet, findings: Findings) -> Examined:
     if seen.dark:
         examples = [f"{images.name_of(index)}: {why}" for index, why in seen.dark.items()]
         note("warning", text=f"{len(seen.dark):,} images are almost empty", examples=examples)
+    if seen.transparent:
+        text = f"{len(seen.transparent):,} images have {TRANSPARENT}"
+        note("warning", text=text, examples=map(images.name_of, seen.transparent))
+    if text := about_lone_images(images.labels):
+        note("note", text=text)
     for doubt in images.doubts:
         note("warning", text=doubt)
     groups = same_content(seen.digests)

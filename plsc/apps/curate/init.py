@@ -29,13 +29,15 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from plsc.apps.curate.scan import TRANSPARENT, about_lone_images
 from plsc.config import load
 from plsc.data.autodetect import open_images
 from plsc.data.folder import ImageFolder
 from plsc.data.hold_out import FEWEST, LEAST, class_keys, held_out
-from plsc.data.images import EncodedImages, decode_pixels
+from plsc.data.images import EncodedImages, decode_pixels, is_transparent
 from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.logging import get_logger
 from plsc.utils.text import plural
 from plsc.utils.yaml_lines import dump_lines
 
@@ -87,18 +89,23 @@ def inspect_data(images: EncodedImages, name: str) -> DataSummary:
         raise UserError(
             f"{escape(name)}: has 1 class, training needs {LEAST}; make a folder for each identity"
         )
-    sizes = []
+    sizes, transparent = [], 0
     grey = True
     for index in np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(int)).tolist():
         try:
-            picture = decode_pixels(images.encoded(index), False, lambda: images.name(index))  # noqa: B023
+            data = images.encoded(index)
+            picture = decode_pixels(data, False, lambda: images.name(index))  # noqa: B023
         except UserError:
             continue  # `plsc doctor` reports it
         sizes.append(picture.shape[:2])
+        transparent += is_transparent(data)
         small = cv2.resize(picture, (16, 16), interpolation=cv2.INTER_AREA).astype(int)
         grey = grey and np.ptp(small, axis=2).max() <= 8
     if not sizes:
         raise UserError(f"{escape(name)}: none of its {len(images):,} pictures can be read")
+    if transparent:
+        text = f"{transparent} of {len(sizes)} pictures that were tried have {TRANSPARENT}"
+        get_logger().warning(f"{escape(name)}: {text}")
     height, width = np.median(sizes, axis=0).astype(int).tolist()
     names = class_keys(images)
     hold_out = _share_to_hold_out(names)
@@ -246,6 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             "there are too few classes, or too few pictures per class, to hold some out: nothing is verified"
         )
+    if text := about_lone_images(images.labels):
+        print(text)
     if seen.classes >= _RECIPES:
         print("configs/recipes/ has published settings for sets with so many classes (docs/training.md)")
     print(f"{escape(target)}: for {about}; next:")

@@ -1,4 +1,4 @@
-"""Examine every image in a set once: whether it can be decoded, whether it is dark, and its copies.
+"""Examine every image in a set once: whether it can be decoded, is dark or transparent, and its copies.
 
 Threads are enough, because reading, hashing and OpenCV's decoding all release Python's lock. Try it:
 
@@ -13,11 +13,13 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.data.images import decode_pixels, is_dark, why_dark
+from plsc.data.images import decode_pixels, is_dark, is_transparent, why_dark
 from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
+from plsc.utils.text import plural
 
+TRANSPARENT = "transparent pixels, whose hidden colours the network sees; put them onto one background"
 _PART = 128  # images per thread task
 
 
@@ -29,17 +31,19 @@ class Scan(NamedTuple):
             bytes. 0 if the image could not be read.
         faults: image index -> why it cannot be used.
         dark: index of an image that is almost black or has one colour -> what is wrong with it.
+        transparent: indices of the images that have transparent pixels.
     """
 
     digests: np.ndarray
     faults: dict[int, str]
     dark: dict[int, str]
+    transparent: list[int]
 
 
 def scan(images: EvalSet) -> Scan:
     """Examine all images. There is one thread per processor."""
     count = images.count
-    found = Scan(np.zeros((count, 2), np.uint64), {}, {})
+    found = Scan(np.zeros((count, 2), np.uint64), {}, {}, [])
 
     def look_at(start: int) -> int:
         stop = min(start + _PART, count)
@@ -54,12 +58,15 @@ def scan(images: EvalSet) -> Scan:
     with ThreadPoolExecutor(os.cpu_count()) as pool, Bar(f"reading {images.title}", count, "images") as bar:
         for done in pool.map(look_at, range(0, count, _PART)):
             bar.update(done)
-    return found._replace(faults=dict(sorted(found.faults.items())), dark=dict(sorted(found.dark.items())))
+    faults, dark = (dict(sorted(each.items())) for each in (found.faults, found.dark))
+    return Scan(found.digests, faults, dark, sorted(found.transparent))
 
 
 def _examine(images: EvalSet, index: int, found: Scan) -> None:
-    """Store an image's digest in `found`, and why it is dark if it is. Raises UserError if the image
-    cannot be read."""
+    """Store an image's digest in `found`, why it is dark if it is, and whether it is transparent.
+
+    Raises UserError if the image cannot be read.
+    """
     if hasattr(images.data, "encoded"):
         data = images.data.encoded(index)
         pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
@@ -71,6 +78,19 @@ def _examine(images: EvalSet, index: int, found: Scan) -> None:
     found.digests[index] = np.frombuffer(digest, np.uint64)
     if is_dark(pixels):
         found.dark[index] = why_dark(data, pixels)
+    if data is not None and is_transparent(data):
+        found.transparent.append(index)
+
+
+def about_lone_images(labels: np.ndarray | None) -> str:
+    """Tell how many classes have only one image. Return "" if there are none.
+
+    Args:
+        labels: int64 [N], each image's class. None if they are unknown.
+    """
+    count = 0 if labels is None else int((np.bincount(labels) == 1).sum())
+    what = plural(count, "class has", "classes have")
+    return f"{what} only one image, which makes no pair to verify" if count else ""
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:

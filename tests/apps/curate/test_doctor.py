@@ -2,6 +2,8 @@
 
 import os
 
+import cv2
+import numpy as np
 import pytest
 
 from plsc import cli
@@ -75,6 +77,28 @@ def test_images_that_cannot_be_read_are_errors_and_some_are_named(tmp_path, run)
         f"    {folder}/Ann/Ann_0002.png: not an image that OpenCV can decode (2 bytes)"
     )
     assert lines[21:] == ["    ... and 4 more", "1 error, 0 warnings"]
+
+
+def test_transparent_images_and_lone_ones_are_counted(tmp_path, capsys):
+    """An alpha channel without a transparent pixel changes nothing."""
+    folder = tmp_path / "set"
+    for name in ("Ann", "Bob"):
+        (folder / name).mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 9, 4)).astype(np.uint8)
+    opaque = pixels.copy()
+    opaque[..., 3] = 255
+    for path, image in {"Ann/a.png": pixels, "Ann/b.webp": pixels[::-1], "Bob/c.png": opaque}.items():
+        cv2.imwrite(str(folder / path), image)
+    assert cli.main(["doctor", str(folder)]) == 1
+    said = capsys.readouterr().out
+    text = "transparent pixels, whose hidden colours the network sees; put them onto one background"
+    names = f"    {folder}/Ann/a.png\n    {folder}/Ann/b.webp\n"
+    assert f"WARNING {folder}: 2 images have {text}\n{names}NOTE" in said
+    assert f"NOTE {folder}: 1 class has only one image, which makes no pair to verify\n" in said
+    cli.main(["init", str(folder), "--output", str(tmp_path / "a.yaml")])
+    said = capsys.readouterr().out
+    assert f"WARNING {folder}: 2 of 3 pictures that were tried have {text}\n" in said
+    assert "\n1 class has only one image, which makes no pair to verify\n" in said
 
 
 def test_leakage_by_name_and_by_content(faces, run, tmp_path):
