@@ -172,6 +172,8 @@ class Watchdog:
         if not self._reported.acquire(blocking=False):
             time.sleep(60)  # the watching thread has reported it, and ends this process
         text, where = self._line(error), f"; the traceback is in {self._message_file}"
+        if lost and not isinstance(error, peers.LostRankError):
+            text += _lost_rank()  # a collective's message often names no rank
         try:
             if lost:
                 self._message_file.parent.mkdir(parents=True, exist_ok=True)
@@ -202,6 +204,14 @@ class Watchdog:
         if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt  # a second Ctrl-C: end at once
         self.signal = number
+
+
+def _lost_rank() -> str:
+    """Return "; rank 0 has ended", or "". A collective may fail before `peers` notices the loss."""
+    give_up = time.monotonic() + 2
+    while not (gone := peers.gone()) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return f"; {gone}" if gone else ""
 
 
 def message_file(folder: Path, rank: int) -> Path:
