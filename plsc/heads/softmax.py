@@ -277,7 +277,7 @@ class SoftmaxHead:
         U = T + 1  # the additional class shows whether the last one has an equal
         selection = self.bank.select(None)
         block, _ = plan_blocks(N, self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.budget)
-        x_ND = Vectors(emb_ND.astype("float32"), self.margin is not None).values
+        x_ND = Vectors(emb_ND.astype("float32"), self.margin is not None).times(1.0)
         largest_NU, class_NU = paddle.full([N, U], float("-inf")), paddle.full([N, U], C, "int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)

@@ -88,3 +88,11 @@ def test_a_tie_is_not_a_hit(embeddings):
     head = make_head(C, D, CosFace(0.3))
     head.bank.load_rows(0, {"centres": centres.astype(np.float32)})
     assert (head.classify(paddle.to_tensor(embeddings.astype(np.float32)))[0].numpy() == C).all()
+
+
+@pytest.mark.parametrize("classes", [1, C])
+def test_an_embedding_without_a_known_length_has_no_class(classes):
+    head = make_head(classes, D, CosFace(0.3))
+    found, similarity = head.classify(paddle.to_tensor(scaled(EMBEDDINGS, 2, 1e22).astype(np.float32)))
+    assert found[2].item() == classes and np.isnan(similarity[2].item())
+    assert (found.numpy()[[0, 1, 3, 4, 5]] < classes).all()
