@@ -35,7 +35,7 @@ from plsc.data.folder import ALIGNMENT, check_folder, files_below
 from plsc.errors import UserError, escape, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.bar import Bar
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import log_skipped
 from plsc.utils.parallel import in_parallel
 from plsc.utils.text import plural
 
@@ -83,9 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open(beside / ALIGNMENT, "x", newline="") as file:
             header = "photo", "aligned", "left_out", "faces", "second"
             csv.writer(file).writerows([header, *([escape(field) for field in row] for row in rows)])
-    for _, _, reason, _, _ in rows:
-        if reason:
-            get_logger().warning(f"skipped {reason}")
+    log_skipped(reason for _, _, reason, *_ in rows if reason)
     written = sum(bool(output) for _, output, *_ in rows)
     several = sum(bool(output) and faces > 1 for _, output, _, faces, _ in rows)
     count = f"{plural(written, 'face')} written, {len(rows) - written:,} skipped"

@@ -41,7 +41,6 @@ Faces = Literal["largest", "clear", "all"]
 - "clear": the largest face. A picture whose second largest face is nearly as large is rejected.
 - "all": every face.
 """
-_SFACE_THRESHOLD = 0.363  # for two pictures, published with the network
 _BATCH = 64
 _AT_ONCE = 256  # most pictures whose samples are in memory
 
@@ -160,7 +159,7 @@ class EmbeddingNetwork(ABC):
 
 
 class _SFaceNetwork(EmbeddingNetwork):
-    pair_threshold = _SFACE_THRESHOLD
+    pair_threshold = 0.363  # published with the network
 
     def __init__(self, path: str, origin: str = "sface"):
         preprocessing = Preprocessing((3, SIZE, SIZE), channels="BGR")

@@ -263,7 +263,7 @@ class Gallery:
         embedded = self.network.embed_pictures(pictures, faces)
         log_skipped(prepared.left_out for prepared in embedded if prepared.left_out)
         return [
-            _unanswered(picture, prepared)
+            Answer(None, [], prepared.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
             if prepared.left_out
             else _answer(self.nearest(prepared.embeddings, top), prepared)
             for picture, prepared in zip(pictures, embedded)
@@ -339,11 +339,6 @@ def _decide(matches: list[Match], threshold: GalleryThreshold) -> Face:
     return Face(None, matches, reason, cosine)
 
 
-def _unanswered(picture: Picture, prepared: PreparedPicture) -> Answer:
-    """Make the answer for a picture that cannot be used. The reason does not contain the picture's name."""
-    return Answer(None, [], prepared.left_out.removeprefix(f"{escape(picture_name(picture))}: "))
-
-
 def _answer(answers: list[Face], prepared: PreparedPicture) -> Answer:
     """Make a picture's answer from those for the faces that were looked up, which are its largest ones."""
     unknown = Face(None, [], "was not looked up")
@@ -378,11 +373,10 @@ def _embed_people(
     Returns the embedded pictures by person, and a line for each picture that cannot be used. The lines are
     also logged.
     """
-    names = [name for name, pictures in people.items() for _ in pictures]
-    pictures = [picture for pictures in people.values() for picture in pictures]
-    embedded = network.embed_pictures(pictures, "largest" if groups else "clear")
+    given = [(name, picture) for name, pictures in people.items() for picture in pictures]
+    embedded = network.embed_pictures([picture for _, picture in given], "largest" if groups else "clear")
     stored: dict[str, list[Embedded]] = {}
-    for name, picture, prepared in zip(names, pictures, embedded):
+    for (name, picture), prepared in zip(given, embedded):
         if not prepared.left_out:
             stored.setdefault(name, []).append((picture, prepared.embeddings[0]))
             if len(prepared.faces) > 1:

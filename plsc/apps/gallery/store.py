@@ -212,11 +212,8 @@ class SqliteStore:
         self._local.removed = True
         if picture is None:
             return self._change("DELETE FROM people WHERE name = ?", name) > 0
-        removed = self._change(
-            "DELETE FROM pictures WHERE name = ? AND person = (SELECT id FROM people WHERE name = ?)",
-            picture,
-            name,
-        )
+        delete = "DELETE FROM pictures WHERE name = ? AND person = (SELECT id FROM people WHERE name = ?)"
+        removed = self._change(delete, picture, name)
         self._change("DELETE FROM people WHERE name = ? AND id NOT IN (SELECT person FROM pictures)", name)
         return removed > 0
 
@@ -309,7 +306,10 @@ class SqliteStore:
                 return state
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return the current file's stamp. Raises MissingFileError if it does not exist."""
+        """Return numbers that distinguish the current file from earlier ones with the same name.
+
+        Raises MissingFileError if it does not exist.
+        """
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
@@ -317,12 +317,7 @@ class SqliteStore:
             raise MissingFileError(missing) from None
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{self.name}: is no file; name one that plsc gallery build wrote")
-        return _stamp_of(status)
-
-
-def _stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that distinguish a file from earlier files with the same name."""
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _load(sql: sqlite3.Connection) -> _State:
