@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # insightface 2.1 with onnx 1.19.1, onnxruntime 1.23.2, opencv-python-headless 4.12.0, CPU.
 #
-# Guess: insightface's ArcFaceONNX gives the same embeddings for two ONNX files with the same operators and weights.
-# Seen: it reads the names of the first eight nodes. Names are comments in ONNX. If one begins with Sub or _minus and
-# one with Mul or _mul, the network gets the pixels as they are. Otherwise they are mapped to -1 to 1 first. A network
-# that maps its pixels itself, but whose nodes are called /Sub and /Mul, as PyTorch names them, or have no
-# names, therefore maps them twice. All photos then look alike: two random images have the cosine 1.0000. There is no
-# message. Set input_mean = 0.0 and input_std = 1.0 on the object. (We found no report.)
+# Guess: insightface's ArcFaceONNX gives the same embeddings for two ONNX files with the same operators and
+# weights.
+# Seen: it reads the names of the first eight nodes. Names are comments in ONNX. If one begins with Sub or
+# _minus and one with Mul or _mul, the network gets the pixels as they are. Otherwise they are mapped to -1 to 1
+# first. A network that maps its pixels itself, but whose nodes are called /Sub and /Mul, as PyTorch names them,
+# or have no names, therefore maps them twice. All photos then look alike: two random images have the cosine
+# 1.0000. There is no message. Set input_mean = 0.0 and input_std = 1.0 on the object. (We found no report.)
 #
 #     Sub_0, Mul_0: mean 0.0 std 1.0 cosine 0.2005
 #     _minus0, _mul0: mean 0.0 std 1.0 cosine 0.2005

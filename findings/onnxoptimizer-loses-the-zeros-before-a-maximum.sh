@@ -2,11 +2,11 @@
 # onnxoptimizer 0.4.2, onnx 1.19.1, onnxruntime 1.32.0, CPU.
 #
 # Guess: onnxoptimizer.optimize keeps the numbers of a graph.
-# Seen: its default passes put a Pad with zeros into the MaxPool that follows. The padding of a MaxPool counts as
-# minus infinity, not as 0. If all numbers of a window at the border are negative, the maximum was 0 and becomes
-# negative. Outputs of a convolution or a PReLU are often negative. After a ReLU the graphs agree, so many
-# networks hide it. There is no message. Leave the pass fuse_pad_into_pool out. An AveragePool is
-# right. (onnxoptimizer's pull request 318 and onnxsim's issue 290 report it. onnxsim 0.8.1 is right.)
+# Seen: its default passes put a Pad with zeros into the MaxPool that follows. The padding of a MaxPool counts
+# as minus infinity, not as 0. If all numbers of a window at the border are negative, the maximum was 0 and
+# becomes negative. Outputs of a convolution or a PReLU are often negative. After a ReLU the graphs agree, so
+# many networks hide it. There is no message. Leave the pass fuse_pad_into_pool out. An AveragePool is right.
+# (onnxoptimizer's pull request 318 and onnxsim's issue 290 report it. onnxsim 0.8.1 is right.)
 #
 #     MaxPool: border 0.00 became -1.00, without the pass 0.00
 #     AveragePool: border -0.44 became -0.44, without the pass -0.44

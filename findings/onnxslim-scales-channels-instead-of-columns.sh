@@ -2,11 +2,11 @@
 # onnxslim 0.1.98, onnx 1.19.1, onnxruntime 1.32.0, CPU.
 #
 # Guess: onnxslim.slim makes a graph smaller, and its numbers stay the same up to rounding.
-# Seen: a Conv followed by a Mul with a constant becomes one Conv if the constant has as many numbers as the Conv
-# has channels. The shape of the constant is not considered. [4] stands for four columns and [4, 1] for four
-# rows, by the rules of broadcasting, but onnxslim multiplies the four channels. A map of 4 x 4 with 4 channels
-# that is weighted by position comes out wrong, without a message and in the right shape. Transposed convolutions
-# do the same. [4, 1, 1], one number a channel, is right, and so is an Add. Give
+# Seen: a Conv followed by a Mul with a constant becomes one Conv if the constant has as many numbers as the
+# Conv has channels. The shape of the constant is not considered. [4] stands for four columns and [4, 1] for
+# four rows, by the rules of broadcasting, but onnxslim multiplies the four channels. A map of 4 x 4 with 4
+# channels that is weighted by position comes out wrong, without a message and in the right shape. Transposed
+# convolutions do the same. [4, 1, 1], one number a channel, is right, and so is an Add. Give
 # skip_fusion_patterns=["FusionConvMul"]. (We found no report. OnnxSlim's pull request 209 added the fusion.)
 #
 #     factors [4] of the columns: wrong, without the fusion right

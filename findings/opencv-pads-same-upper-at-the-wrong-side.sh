@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # opencv-python-headless 5.0.0 and 4.12.0, onnx 1.17.0, onnxruntime 1.32.0, CPU.
 #
-# Guess: cv2.dnn runs a convolution with auto_pad SAME_UPPER as ONNX describes it: if the padding cannot be equal
-# on both sides, the extra row and column go to the end. Exporters of TensorFlow and Keras write this attribute.
+# Guess: cv2.dnn runs a convolution with auto_pad SAME_UPPER as ONNX describes it: if the padding cannot be
+# equal on both sides, the extra row and column go to the end. Exporters of TensorFlow and Keras write this
+# attribute.
 # Seen: 5.0.0 puts them at the beginning, as SAME_LOWER demands. A convolution, a maximum pooling or an average
 # pooling with a kernel of 3 and a stride of 2 is wrong if the picture's side is even, as 112 is. There is no
 # message, and the shape is right. An odd side needs equal padding and is right. 4.12.0 is right. Write the

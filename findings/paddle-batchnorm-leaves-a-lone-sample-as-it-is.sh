@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
-# Guess: BatchNorm1D in training mode, for a batch with one sample, raises an error as PyTorch does, or returns the
-# bias, since the sample is its own mean.
+# Guess: BatchNorm1D in training mode, for a batch with one sample, raises an error as PyTorch does, or returns
+# the bias, since the sample is its own mean.
 # Seen: it returns the sample itself. It neither normalises nor applies weight and bias, and passes the gradient
-# through. For two equal samples it returns the bias. If the last batch of an epoch has one sample, as with 1,025
-# samples in batches of 128, the layers behind get numbers of another size for this step, and the loss may jump. There
-# is no message. Give drop_last=True. BatchNorm2D does the same for a map of 1 x 1. (We found no report. In issue
-# 19551, the answer to the question is that the result is the bias.)
+# through. For two equal samples it returns the bias. If the last batch of an epoch has one sample, as with
+# 1,025 samples in batches of 128, the layers behind get numbers of another size for this step, and the loss may
+# jump. There is no message. Give drop_last=True. BatchNorm2D does the same for a map of 1 x 1. (We found no
+# report. In issue 19551, the answer to the question is that the result is the bias.)
 #
 #     2 samples: [7.0, 7.0, 7.0], running mean [0.5, 6.0, 70.0]
 #     1 sample: [5.0, 60.0, 700.0], running mean [0.0, 0.0, 0.0]

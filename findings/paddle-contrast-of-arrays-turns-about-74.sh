@@ -3,12 +3,12 @@
 #
 # Guess: paddle.vision.transforms.adjust_contrast does the same to a Pillow image, a tensor and an array with
 # its pixels: it moves them from or to the image's mean grey level.
-# Seen: it does so for Pillow images and tensors. For an array it uses the fixed level 74, whatever the image is. A
-# bright photo therefore becomes darker with less contrast, and a dark photo becomes brighter. ColorJitter and
-# ContrastTransform call it, so the same setting is another augmentation if OpenCV reads the photos. adjust_hue
-# also differs: it takes an array's channels for blue, green and red, as OpenCV orders them. Convert the arrays
-# by PIL.Image.fromarray first. (Issue 23 of jbohnslav/opencv_transforms tells where the number comes from. It
-# is mended there.)
+# Seen: it does so for Pillow images and tensors. For an array it uses the fixed level 74, whatever the image
+# is. A bright photo therefore becomes darker with less contrast, and a dark photo becomes brighter. ColorJitter
+# and ContrastTransform call it, so the same setting is another augmentation if OpenCV reads the photos.
+# adjust_hue also differs: it takes an array's channels for blue, green and red, as OpenCV orders them. Convert
+# the arrays by PIL.Image.fromarray first. (Issue 23 of jbohnslav/opencv_transforms tells where the number comes
+# from. It is mended there.)
 #
 #     mean 30: Pillow 30 tensor 30 array 52
 #     mean 74: Pillow 74 tensor 74 array 74

@@ -3,10 +3,10 @@
 #
 # Guess: all_reduce with MAX or MIN returns the larger or smaller of the ranks' float16 numbers.
 # Seen: 3.3.1 compares the bits as unsigned integers. It therefore takes every negative number for larger than
-# every positive one, and -2 for larger than -1. The maximum of 3 and -3 is -3, and the minimum is 3. Two positive
-# numbers come out right, so a test with positive numbers does not show it. A softmax over classes on several
-# ranks subtracts such a maximum of the logits, and logits of cosines are often negative. float32 and bfloat16
-# are right, and so is 2.6.2.
+# every positive one, and -2 for larger than -1. The maximum of 3 and -3 is -3, and the minimum is 3. Two
+# positive numbers come out right, so a test with positive numbers does not show it. A softmax over classes on
+# several ranks subtracts such a maximum of the logits, and logits of cosines are often negative. float32 and
+# bfloat16 are right, and so is 2.6.2.
 #
 #     3.3.1 float32: max [2.0, -1.0, 3.0] min [1.0, -2.0, -3.0]
 #     3.3.1 bfloat16: max [2.0, -1.0, 3.0] min [1.0, -2.0, -3.0]

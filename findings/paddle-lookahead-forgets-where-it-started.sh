@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # paddlepaddle 3.3.1 (and 2.6.2), CPU.
 #
-# Guess: LookAhead's slow weights start at the initial weights. After k steps of the inner optimizer they move the
-# share alpha of the way to the fast weights, as in the paper (Zhang et al. 2019) and in Paddle's documentation.
-# Seen: they start at the weights after the first step. The way of the first step is therefore taken in full, not by
-# the share alpha. With SGD all later weights differ by (1 - alpha) of the first step. If the first step is large, as
-# with Adam, whose first step moves every weight by the whole learning rate, or in a fine-tuning of a good
-# network, it is kept. There is no message. Take the first step with a learning rate of 0. (Paddle's pull request
-# 26516 mended the same in the optimizer for static graphs.)
+# Guess: LookAhead's slow weights start at the initial weights. After k steps of the inner optimizer they move
+# the share alpha of the way to the fast weights, as in the paper (Zhang et al. 2019) and in Paddle's
+# documentation.
+# Seen: they start at the weights after the first step. The way of the first step is therefore taken in full,
+# not by the share alpha. With SGD all later weights differ by (1 - alpha) of the first step. If the first step
+# is large, as with Adam, whose first step moves every weight by the whole learning rate, or in a fine-tuning of
+# a good network, it is kept. There is no message. Take the first step with a learning rate of 0. (Paddle's pull
+# request 26516 mended the same in the optimizer for static graphs.)
 #
 #     by the paper: 0.9 0.8 0.85 0.75 0.65 0.7
 #     LookAhead:    0.9 0.8 0.8 0.7 0.6 0.65

@@ -3,12 +3,12 @@
 #
 # Guess: a search in several partitions, such as the galleries of two sites, returns the k nearest rows, nearest
 # first.
-# Seen: `site IN ('a', 'b') AND k = 5` returns five rows for each site, ten in all. The rows of 'a' come first, even
-# if those of 'b' are nearer. For photos of enrolled people, the first row is a stranger in half of the searches,
-# although the right person is among the rows. A search with one site, or without a site, is sorted and has k
-# rows, so a program that was tested with one site goes wrong with the second. Write ORDER BY distance, and keep
-# the first k rows in the program: the query refuses k and LIMIT together. (We found no report. sqlite-vec's
-# issue 142 asked for the operator IN.)
+# Seen: `site IN ('a', 'b') AND k = 5` returns five rows for each site, ten in all. The rows of 'a' come first,
+# even if those of 'b' are nearer. For photos of enrolled people, the first row is a stranger in half of the
+# searches, although the right person is among the rows. A search with one site, or without a site, is sorted
+# and has k rows, so a program that was tested with one site goes wrong with the second. Write ORDER BY
+# distance, and keep the first k rows in the program: the query refuses k and LIMIT together. (We found no
+# report. sqlite-vec's issue 142 asked for the operator IN.)
 #
 #     one site: 5 rows, 50 of 50 first rows right
 #     two sites: 10 rows, 50 of 100 first rows right
