@@ -50,13 +50,8 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
 )
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
 WRITTEN = {
-    "config.yaml",
-    "metrics.jsonl",
-    "train.log",
-    "visualdl",
-    "checkpoints",
-    "report.html",
-    "results.json",
+    *("config.yaml", "metrics.jsonl", "train.log", "visualdl"),
+    *("checkpoints", "report.html", "results.json"),
 }
 
 
