@@ -1,8 +1,8 @@
-"""Compute on any device that Paddle lists: choose it, and copy to it.
+"""Choose the device that this rank computes on, and copy arrays to it.
 
-No other module names a device's place or library. It calls no collective. A device works through a queue,
-behind the host. Whatever reads its value, or copies to it from pageable memory, waits until the queue is
-empty. A CPU has no queue.
+A device can be of any kind that Paddle supports. No other module names a kind's place or library. This module
+calls no collective. A device executes a queue of operations while the host continues. If the host reads a
+value, or copies from pageable memory to the device, it waits until the queue is empty. A CPU has no queue.
 
     kinds()                              # ("gpu",), ("npu",), or () where Paddle has a CPU alone
     decide("auto", [why_none("gpu")])    # "cpu" or "gpu"
@@ -26,8 +26,8 @@ XPU = "xpu"
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the device kinds besides the CPU that this Paddle can compute on, plug-ins first, as its
-    launcher has them."""
+    """Return the device kinds, except the CPU, that this Paddle can compute on. Plug-ins come first, as in
+    Paddle's launcher."""
     built = [GPU] if paddle.is_compiled_with_cuda() else []
     built += [XPU] if paddle.is_compiled_with_xpu() else []
     return (*paddle.device.get_all_custom_device_type(), *built)
@@ -47,7 +47,7 @@ def _kind_for(device: str) -> str:
 
 
 def _selected(kind: str) -> int:
-    """Return this rank's card number: the one that Paddle's launcher gives, or the rank's own number.
+    """Return this rank's card number. Paddle's launcher sets it. Without that, it is the rank's number.
 
     A rank that our launcher started sees only its own GPU.
     """
@@ -56,11 +56,11 @@ def _selected(kind: str) -> int:
 
 
 def why_none(device: str, ranks: int = 1) -> str:
-    """Explain why this rank cannot compute on a device. "" if it can.
+    """Explain why this rank cannot compute on a device. Return "" if it can.
 
     Args:
-        device: a kind, "gpu:1" or "auto".
-        ranks: world size in the launch.
+        device: a kind, a card such as "gpu:1", or "auto".
+        ranks: world size.
     """
     kind = _kind_for(device)
     if kind == CPU:
@@ -84,11 +84,12 @@ def decide(device: str, lacks: Sequence[str]) -> str:
     """Choose the device kind for all ranks.
 
     Args:
-        device: as Global.device. "auto" takes the first kind that Paddle has, if there are cards.
-        lacks: for each rank why it cannot have the device, "" if it can.
+        device: value of Global.device. "auto" chooses the first kind that Paddle supports, if there are
+            cards.
+        lacks: for each rank, why it cannot use the device, or "" if it can.
 
-    Raises UserError, the same on all ranks, if only some ranks can have the kind, or if one cannot have the
-    kind that was asked for.
+    Raises the same UserError on all ranks if `device` is "auto" and only some ranks can use the kind, or if a
+    rank cannot use the kind that `device` names.
     """
     without = [rank for rank, why in enumerate(lacks) if why]
     if device == CPU or (device == AUTO and len(without) == len(lacks)):
@@ -103,8 +104,8 @@ def decide(device: str, lacks: Sequence[str]) -> str:
 
 
 def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
-    """Compute on a device kind from now on. If there are several ranks on cards, Paddle chooses each
-    rank's card."""
+    """Compute on a device kind from now on. If several ranks compute on cards, Paddle chooses each rank's
+    card."""
     if kind not in (CPU, GPU):
         # Operators that would return strided views return copies: a plug-in has no kernel `contiguous`.
         paddle.set_flags({"FLAGS_use_stride_kernel": False})
@@ -115,8 +116,8 @@ def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
 
 
 def backend_variables(kind: str) -> dict[str, str]:
-    """Return the variables by which Paddle takes a kind's collectives. Without them it
-    would take its first kind's."""
+    """Return the environment variables that make Paddle use a kind's collectives. Without them, Paddle would
+    use those for the first kind that it supports."""
     if kind == CPU:
         return {"PADDLE_DISTRI_BACKEND": "gloo"}
     card = {f"FLAGS_selected_{kind}s": str(_selected(kind))}
@@ -135,10 +136,10 @@ def on_device() -> bool:
 
 
 def takes_device_path() -> bool:
-    """Return whether the code for devices runs: on every device except CPUs, and on CPUs with PLSC_KERNELS=0.
+    """Return whether the code for devices runs. It runs on every device except CPUs, and on CPUs with
+    PLSC_KERNELS=0.
 
-    On a device the host waits to read a value. If the kernels are turned off, a CPU takes the same path, so
-    that it can be tested and counted there.
+    This code avoids reads for which the host would wait. Tests run it on CPUs without the kernels.
     """
     return turned_off() or on_device()
 
@@ -155,26 +156,28 @@ def explained(remedy: str) -> Iterator[None]:
 
 
 def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
-    """Copy an array to a place as a tensor with the same shape and dtype, without gradient.
+    """Copy an array to a tensor with the same shape and dtype, without gradient.
 
-    place: one of Paddle's places. None means the current device.
+    `paddle.to_tensor` is faster for more than a megabyte, but Paddle 3.3 never frees 112 bytes per call. A
+    head would lose a gigabyte in a million steps.
 
-    `paddle.to_tensor` is faster above a megabyte, but Paddle 3.3 never frees 112 bytes per call.
-    A head loses a gigabyte in a million steps.
+    Args:
+        array: array to copy.
+        place: one of Paddle's places. None means the current device.
     """
     tensor = paddle.empty(array.shape, array.dtype.name)
     tensor.get_tensor().set(array, place or paddle_internals.current_place())
     return tensor
 
 
-# Queued copies' sources, which must live until the copies are done.
+# The sources for queued copies. They must live until the copies are done.
 _in_flight: deque[tuple[paddle.device.Event, paddle.Tensor]] = deque()
 
 
 def to_device(array: np.ndarray) -> paddle.Tensor:
-    """Copy an array to the current device as a tensor with the same shape and dtype, without gradient.
+    """Copy an array to a tensor on the current device, with the same shape and dtype, without gradient.
 
-    The copy is queued. The caller may change the array at once.
+    The copy is queued. The caller may change the array immediately.
     """
     kind = _kind_in_use()
     if kind == CPU:

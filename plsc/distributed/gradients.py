@@ -4,10 +4,10 @@
     model(images).sum().backward()
     average()
 
-On CPUs `average` replaces `paddle.DataParallel`. If another rank is killed, a collective fails. Inside the
-backward pass that ends the process by `std::terminate`, since Paddle's engine does not turn Gloo's exceptions
-into Python's. After it, Python gets the exception. The sums have the same bits as DataParallel's, because
-they are made over the same buckets.
+On CPUs, `average` replaces `paddle.DataParallel`, which averages during the backward pass. If another rank is
+killed, a collective fails. During the backward pass, this would end the process, because Paddle does not
+convert Gloo's exceptions there. After the backward pass, Python gets the exception. The averages have the
+same bits as DataParallel's, because they are computed over the same buckets.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from plsc.distributed import paddle_internals
 from plsc.distributed.collectives import all_reduce, broadcast, world_size
 from plsc.distributed.device import on_device
 
-# Bytes, as in DataParallel: the smaller bucket is that of the parameters whose gradients come last.
+# Sizes in bytes, as in DataParallel. The parameters whose gradients come last share the smaller bucket.
 _LAST_BUCKET = 1 << 20
 _BUCKET = 25 << 20
 
@@ -27,13 +27,15 @@ _BUCKET = 25 << 20
 def data_parallel(
     layer: paddle.nn.Layer, recomputed: bool = False
 ) -> tuple[paddle.nn.Layer, Callable[[], object]]:
-    """Copy rank 0's parameters and buffers to every rank -> model, average.
+    """Copy rank 0's parameters and buffers to every rank. Every rank calls it.
 
-    model: call it in a forward pass. average: call it after the backward pass, to average the gradients over
-    the ranks. On devices `paddle.DataParallel` averages them during the backward pass, and `average` does
-    nothing. Every rank calls both.
+    Args:
+        layer: the network.
+        recomputed: whether the backward pass runs layers again. DataParallel's hooks would then fail.
 
-    recomputed: whether layers are recomputed in the backward pass, where DataParallel's hooks fail.
+    Returns two callables. The first, `model`, runs the forward pass. The second, `average`, averages the
+    gradients over the ranks after the backward pass. Every rank calls both. On devices, DataParallel averages
+    during the backward pass, and `average` does nothing, unless layers are recomputed.
     """
     if world_size() == 1:
         return layer, lambda: None
@@ -54,7 +56,7 @@ def data_parallel(
 
 
 def _average(parameters: Sequence[paddle.Tensor]) -> None:
-    """Average one bucket's gradients by one all_reduce. A missing gradient counts as zeros."""
+    """Average one bucket's gradients with one all_reduce. A missing gradient counts as zeros."""
     grads = [p.grad if p.grad is not None else paddle.zeros(p.shape, p.dtype) for p in parameters]
     bucket = paddle.concat([grad.reshape([-1]) for grad in grads])
     all_reduce(bucket.scale_(1 / world_size()))

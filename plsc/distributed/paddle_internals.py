@@ -1,7 +1,7 @@
-"""Collect all calls to Paddle's private API, each with its reason and the public call that would do, if any.
+"""Collect all calls to Paddle's private API.
 
-Private names change without notice: look here first when a new version of Paddle fails. All work with
-Paddle 2.6 and 3.3.
+Each docstring gives the reason, and the public call that would do, if there is one. Private names change
+without notice. If a new version of Paddle fails, look here first. All calls work with Paddle 2.6 and 3.3.
 """
 
 import contextlib
@@ -20,17 +20,16 @@ _CPU = paddle.CPUPlace()
 def job_store():
     """Return this job's TCPStore, which rank 0 serves.
 
-    Paddle's groups use this very store, on a port that the launcher has reserved. Public: `dist.TCPStore`
-    does not exist. `paddle.distributed.gloo_barrier` needs its own second server.
-    Holds the GIL until all ranks have connected.
+    Paddle's groups use the same store, on a port that the launcher has reserved. The call holds the GIL until
+    all ranks have connected. Public: none. `paddle.distributed.gloo_barrier` needs a second server.
     """
     return paddle.base.core.create_or_get_global_tcp_store()
 
 
 def set_threads(count: int) -> None:
-    """Set the threads for this process's matrix products.
+    """Set the number of threads for this process's matrix products.
 
-    Public: only the variable OMP_NUM_THREADS, which importing Paddle sets to 1.
+    Public: only the environment variable OMP_NUM_THREADS, which Paddle sets to 1 when it is imported.
     """
     paddle.base.core.set_num_threads(count)
 
@@ -45,23 +44,26 @@ def take_in_rows(x_NC: paddle.Tensor, index_N1: paddle.Tensor) -> paddle.Tensor:
 
 
 def gradient_buckets(parameters: Sequence[paddle.Tensor], last: int, most: int) -> list[list[int]]:
-    """Group parameters as `paddle.DataParallel` does -> each group's indices.
+    """Group parameters as `paddle.DataParallel` does. Return the indices for each group.
 
-    last: bytes of the first group, whose gradients come last. most: bytes of the others.
-
-    The sums over three or more ranks depend on where in a buffer a number lies. Public: DataParallel alone,
+    The sums over three or more ranks depend on a number's place in its buffer. Public: only DataParallel,
     which cannot be used on Gloo (see plsc.distributed.gradients).
+
+    Args:
+        parameters: parameters to group.
+        last: size of the first group, in bytes. Its gradients come last.
+        most: size of the other groups, in bytes.
     """
     return paddle.base.core.eager_assign_group_by_size(parameters, [False] * len(parameters), [last, most])
 
 
 @contextlib.contextmanager
 def one_group_of_all_ranks() -> Iterator[None]:
-    """Inside the block, return the default group for a new group with all ranks.
+    """Inside the block, let `dist.new_group` return the default group if all ranks are asked for.
 
-    fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other
-    time ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer
-    listens. Public: none. `dist.new_group` always makes a new one.
+    fleet.init asks for several such groups. With three or more Gloo ranks, making another group often fails
+    ("connect ... Connection refused") or hangs on Paddle 2.6 and 3.3, because a rank connects before its peer
+    listens. Public: none. `dist.new_group` always makes a new group.
     """
     original = dist.new_group
 
@@ -85,16 +87,16 @@ def one_group_of_all_ranks() -> Iterator[None]:
 
 
 def current_place() -> object:
-    """Return the place that Paddle computes on. Public: `paddle.get_device()` gives its name alone, which no
-    place constructor takes for plug-ins."""
+    """Return the place that Paddle computes on. Public: `paddle.get_device()` returns only its name, from
+    which a plug-in's place cannot be made."""
     return paddle.framework._current_expected_place()
 
 
 def copy_to(tensor: paddle.Tensor, place: object, wait: bool) -> paddle.Tensor:
-    """Copy a tensor to a place, queued unless `wait`.
+    """Copy a tensor to a place. The copy is queued, unless `wait` is True.
 
-    Public: `Tensor.to(place, blocking=...)`, which takes no plug-in's place in Paddle 2.6, and
-    `Tensor.cpu()`, which is not used for reading since it keeps the graph.
+    Public: `Tensor.to(place, blocking=...)`, which refuses a plug-in's place in Paddle 2.6, and
+    `Tensor.cpu()`, which keeps the graph.
     """
     return tensor._copy_to(place, wait)
 
@@ -110,32 +112,34 @@ def count_cards(kind: str) -> int:
 
 
 def empty(shape: list[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-    """Allocate an uninitialised tensor on the CPU. Public: `paddle.empty`, which takes ten times as long. A
-    network's layers call it 300 times a step."""
+    """Return an uninitialised tensor on the CPU. Public: `paddle.empty`, which takes ten times as long. A
+    network's layers call it 300 times in a step."""
     return _C_ops.empty(shape, dtype, _CPU)
 
 
 def view(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Return another tensor with the same memory and shape. Public: `Tensor.view`, which takes 10 us more."""
+    """Return another tensor with the same memory and shape. Public: `Tensor.view`, which takes 10 us
+    longer."""
     return _C_ops.view_shape(tensor, tensor.shape)
 
 
 def flatten(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Return a tensor in one dimension. Public: `paddle.flatten`, whose checks take 10 us for each
-    statistic, and a network has a hundred."""
+    """Return a tensor in one dimension. Public: `paddle.flatten`, which takes 10 us longer. A network calls
+    it for a hundred statistics."""
     return _C_ops.flatten(tensor, 0, -1)
 
 
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-    """Return rows [start, stop) at their address in the same memory. Public: `tensor[start:stop]`, which is a
-    copy under FLAGS_use_stride_kernel=0."""
+    """Return rows [start, stop) as a tensor that shares their memory. Public: `tensor[start:stop]`, which is
+    a copy if FLAGS_use_stride_kernel is 0."""
     return tensor._slice(start, stop)
 
 
 def normalise(x_nD: paddle.Tensor, smallest_square: float) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Divide each row by its length, sqrt(sum(squares) + smallest_square) -> rows [n, D], lengths [n, 1].
+    """Divide each row by its length, sqrt(sum(squares) + smallest_square). Return the rows [n, D] and the
+    lengths [n, 1].
 
-    Public: `F.normalize`, which makes three passes and does not return the lengths.
+    Public: `F.normalize`, which needs three passes and does not return the lengths.
     """
     return _C_ops.norm(x_nD, 1, smallest_square, False)
 
@@ -143,13 +147,14 @@ def normalise(x_nD: paddle.Tensor, smallest_square: float) -> tuple[paddle.Tenso
 def normalise_gradient(
     x_nD: paddle.Tensor, length_n1: paddle.Tensor, grad_nD: paddle.Tensor, smallest_square: float
 ) -> paddle.Tensor:
-    """Return `normalise`'s gradient with respect to `x_nD`, 0 where the length is given as infinite.
+    """Return the gradient with respect to `x_nD` from the gradient with respect to the rows that `normalise`
+    returns. It is 0 where the given length is infinite.
 
-    Public: autograd, which makes five passes for `F.normalize`.
+    Public: autograd, which needs five passes for `F.normalize`.
     """
     if hasattr(_C_ops, "norm_grad"):
         return _C_ops.norm_grad(x_nD, length_n1, grad_nD, 1, smallest_square, False)
-    # Paddle 2.6 has it in autograd alone.
+    # Paddle 2.6 offers it only through autograd.
     x_nD = x_nD.detach()
     x_nD.stop_gradient = False
     with paddle.enable_grad():
@@ -175,29 +180,35 @@ def momentum_(
 ) -> None:
     """Update `value` and `velocity` in place by momentum SGD, in one launch.
 
-    rate: learning rate, float32 []. decay: weight decay.
+    Public: `paddle.optimizer.Momentum`, which updates whole parameters. A head's step updates selected rows.
 
-    Public: `paddle.optimizer.Momentum`, which keeps whole parameters' velocities. A head's step updates
-    selected rows.
+    Args:
+        value: numbers to update.
+        grad: their gradient.
+        velocity: their velocity.
+        rate: learning rate, a float32 scalar.
+        momentum: share that the velocity keeps.
+        nesterov: whether to use Nesterov's momentum.
+        decay: weight decay.
     """
     rule = ("l2_decay", decay) if decay else ("", 0.0)
     _C_ops.momentum_(value, grad, velocity, rate, None, momentum, nesterov, *rule, False, 1.0)
 
 
 def unscale(gradients: list[paddle.Tensor], scale: paddle.Tensor) -> paddle.Tensor:
-    """Divide tensors with one dtype by a scale [1], in place and in one launch -> whether a number is not
-    finite, bool [1] on the device.
+    """Divide tensors with one dtype by a scale [1], in place and in one launch. Return a bool [1] on the
+    device: whether a number is not finite.
 
-    Public: `paddle.amp.GradScaler.unscale_`, which takes an optimizer, makes the host wait for the result,
-    and keeps its own scale on each rank.
+    Public: `paddle.amp.GradScaler.unscale_`, which needs an optimizer, makes the host wait for the result,
+    and keeps a separate scale on each rank.
     """
     return _C_ops.check_finite_and_unscale_(gradients, scale)[-1]
 
 
 def merge_updates(optimizer: paddle.optimizer.Optimizer, merged: bool) -> None:
-    """Let an optimizer's next step update all parameters in one launch, or each by itself.
+    """Let an optimizer's next step update all parameters in one launch, or each parameter separately.
 
-    Public: `use_multi_tensor` when the optimizer is built, for all steps. It pairs gradients with parameters
-    by their order, so no gradient may be missing.
+    One launch pairs gradients with parameters by their order, so no gradient may be missing. Public:
+    `use_multi_tensor`, which holds for all steps.
     """
     optimizer._use_multi_tensor = merged

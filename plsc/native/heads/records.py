@@ -35,7 +35,15 @@ def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
-    """Write records [k, width] to an open file. `rows`: their numbers, int64 [k]. Raises OSError."""
+    """Write records to an open file.
+
+    Args:
+        file: file descriptor.
+        rows: record numbers, int64 [k].
+        records: the records, [k, width].
+
+    Raises OSError if the file cannot be written.
+    """
     _raise(compiled().plsc_write_records(file, *_records(rows, records)))
 
 
