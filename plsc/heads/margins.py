@@ -137,13 +137,21 @@ def apply_margin(margin: Margin, cos_N: paddle.Tensor, norm_N: paddle.Tensor) ->
 
 
 def check_slopes(margin: Margin) -> None:
-    """Raise UserError if the result of a margin has the wrong type or shape, or if its `slope` or
-    `norm_slope` is not the derivative that autograd computes.
+    """Raise UserError if a margin changes its arguments, if its result has the wrong type or shape, or if its
+    `slope` or `norm_slope` is not the derivative that autograd computes.
 
     The derivatives are not checked if autograd cannot differentiate the margin's cosines. `build_margin`
     calls this function only for a class that the config names by its import path.
     """
     inputs = [paddle.linspace(-0.9, 0.9, 19), paddle.linspace(15.0, 33.0, 19)]
+    copies = [tensor.clone() for tensor in inputs]
+    with paddle.no_grad():
+        margin(*copies)
+    if any((copy != tensor).any() for copy, tensor in zip(copies, inputs)):
+        raise UserError(
+            f"Head.name: {type(margin).__name__} changes its arguments, which the head still needs; compute "
+            "new tensors, for example with cos - 0.3 instead of cos.subtract_"
+        )
     for tensor in inputs:
         tensor.stop_gradient = False
     target = apply_margin(margin, *inputs)

@@ -26,6 +26,7 @@ from tests.heads.autograd import (
 from tests.heads.errors import relative
 from tests.heads.ways import without_kernels
 from tests.helpers.bounds import EPS, roundings
+from tests.helpers.refusals import refusal
 
 GRID = np.linspace(-1, 1, 2001)
 
@@ -146,6 +147,18 @@ def test_a_margin_that_returns_something_else_is_one_line(returned, said):
 
     with pytest.raises(UserError, match=f"^Head.name: Wrong returned {re.escape(said)}"), paddle.no_grad():
         apply_margin(Wrong(), paddle.full([3], 0.5), paddle.ones([3]))
+
+
+class InPlace(Margin):
+    def __call__(self, cos_N, norm_N):
+        return cos_N.subtract_(paddle.full([1], 0.3))
+
+
+def test_a_margin_that_changes_the_cosines_is_refused():
+    assert refusal(check_slopes, InPlace()) == (
+        "Head.name: InPlace changes its arguments, which the head still needs; compute new tensors, for "
+        "example with cos - 0.3 instead of cos.subtract_"
+    )
 
 
 class Halved(Margin):
