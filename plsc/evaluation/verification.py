@@ -214,8 +214,14 @@ def verify(emb_a: np.ndarray, emb_b: np.ndarray, same: np.ndarray) -> Verificati
         emb_a, emb_b: float [P, D], of any length. Row p of both is pair p.
         same: bool [P], whether a pair shows one class.
 
-    Raises UserError if an embedding is not finite.
+    Raises UserError if the lengths differ, if `same` contains anything except True and False (or 1 and 0), or
+    if an embedding is not finite.
     """
+    if not len(emb_a) == len(emb_b) == len(same):
+        raise UserError(
+            f"verify: emb_a, emb_b and same must have one row for each pair, they have {len(emb_a):,}, "
+            f"{len(emb_b):,} and {len(same):,}"
+        )
     number = np.arange(len(same))
     return verify_pairs(np.concatenate([emb_a, emb_b]), np.stack([number, len(same) + number], axis=1), same)
 
@@ -233,8 +239,18 @@ def verify_pairs(
         same: bool [P], whether a pair shows one class.
         identity_of: [N], text or whole numbers, used for the intervals. None if not known.
 
-    Raises UserError if an embedding is not finite.
+    Raises UserError if `pairs` and `same` have different lengths, if `same` contains anything except True and
+    False (or 1 and 0), or if an embedding is not finite.
     """
+    if len(pairs) != len(same):
+        raise UserError(f"verification: there are {len(pairs):,} pairs, but same has {len(same):,} values")
+    same = np.asarray(same)
+    if same.dtype != bool and not (valid := np.isin(same, (0, 1))).all():
+        pair = int(np.argmin(valid))
+        raise UserError(
+            f"verification: same must be True or False for each pair, pair {pair} has {same[pair]}; if it "
+            "has 1 and -1, give same > 0"
+        )
     distance, zeros = _squared_distances(embeddings, pairs)
     result = verify_distances(distance, same.astype(bool))
     if zeros:

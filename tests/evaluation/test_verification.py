@@ -234,6 +234,25 @@ def test_one_kind_of_pairs_only(kind, said):
     assert result.results()["equal error rate"] == "needs positive and negative pairs"
 
 
+def test_arrays_that_do_not_fit_together_are_refused():
+    emb_a, emb_b, same = noisy_pairs(20)
+    assert refusal(verify, emb_a, emb_b[:-1], same) == (
+        "verify: emb_a, emb_b and same must have one row for each pair, they have 20, 19 and 20"
+    )
+    signs = np.where(same, 1, -1)
+    pair = int(np.argmin(same))
+    assert refusal(verify, emb_a, emb_b, signs) == (
+        f"verification: same must be True or False for each pair, pair {pair} has -1; if it has 1 and -1, "
+        "give same > 0"
+    )
+    expected = verify(emb_a, emb_b, same)
+    for equal in (same.astype(int), same.tolist(), signs > 0):
+        assert verify(emb_a, emb_b, equal).numbers() == expected.numbers()
+    pairs = np.stack([np.arange(20), np.arange(20, 40)], axis=1)
+    said = refusal(verify_pairs, np.concatenate([emb_a, emb_b]), pairs, same[:-1])
+    assert said == "verification: there are 20 pairs, but same has 19 values"
+
+
 @pytest.mark.parametrize("positives", [20, 22])  # at most one of the ten folds would have both kinds
 def test_pairs_sorted_by_kind_are_spread_over_the_folds(positives):
     same = np.arange(40) < positives
