@@ -6,7 +6,7 @@ Try it:
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -171,8 +171,20 @@ _KINDS: dict[type, type[EvalSet]] = {
 
 
 def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
-    """Return a data set's evaluation set, chosen by its base class."""
-    return next(kind(data) for base, kind in _KINDS.items() if isinstance(data, base))
+    """Return a data set's evaluation set, chosen by its base class.
+
+    Raises UserError with all attributes that the object lacks, as an object with a user's own class may.
+    """
+    base, kind = next(each for each in _KINDS.items() if isinstance(data, each[0]))
+    # The attributes that the base class declares without a value.
+    names = [name for name in get_type_hints(base) if not hasattr(base, name)]
+    missing = [name for name in names if not hasattr(type(data), name) and not hasattr(data, name)]
+    if missing:
+        raise UserError(
+            f"{type(data).__name__}: does not set {', '.join(missing)}; a {base.__name__} must set "
+            f"{', '.join(names)}, as plsc/data/dataset.py describes"
+        )
+    return kind(data)
 
 
 def build_sets(
@@ -203,7 +215,7 @@ def build_sets(
                 data.check()
             except UserError as error:
                 raise UserError(error, key=key) from error
-            except AttributeError as error:  # a user's own class lacks an attribute
+            except AttributeError as error:  # in a user's own class
                 raise UserError(f"{type(made).__name__}: {in_one_line(error)}", key=key) from error
             for doubt in data.doubts:
                 warn_on_rank_0(f"{key}: {doubt}")

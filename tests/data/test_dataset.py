@@ -62,6 +62,7 @@ def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
         shared = {"num_images": 4, "title": "known", "image_shape": (1, 2, 2), "labels": np.array([0, 1])}
         shared |= {"pairs": np.array([[0, 1]]), "num_classes": 2, "probe": np.array([0])}
+        shared |= {"same": np.array([True]), "gallery": np.array([1])}
         return eval_set(
             type("Known", (base,), {**shared, **dict.fromkeys(("sample", "image")), **known})()
         ).identities
@@ -77,7 +78,8 @@ def test_shared_identities_are_found_where_both_sets_know_theirs():
     assert shared_identities(people, of(PairSet, identities=numbers)) is None
     gallery = of(IdentificationSet, identities=numbers)
     assert shared_identities(numbers, gallery) is None, "they are numbers of its own"
-    assert shared_identities(people, of(IdentificationSet, names=np.array(["Ann"]))).tolist() == ["Ann"]
+    gallery = of(IdentificationSet, identities=numbers, names=np.array(["Ann"]))
+    assert shared_identities(people, gallery).tolist() == ["Ann"]
 
 
 def test_a_checkpoint_has_names_that_are_text_one_for_each_class():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
 from plsc.evaluation.sets import eval_set
+from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseGallery, NoiseTemplates
 
@@ -35,3 +37,20 @@ def test_a_set_scores_itself(kind):
 def test_a_side_of_a_template_is_shown_by_its_first_image():
     assert eval_set(NoisePairs()).side(7) == (7, "image 7")
     assert eval_set(NoiseTemplates()).side(7) == (21, "template 7 (3 images): image 21")
+
+
+class Unfinished(PairSet):
+    def __init__(self):
+        self.pairs, self.image_shape = np.zeros((3, 2), np.int64), (1, 4, 4)
+
+    def image(self, index):
+        return np.zeros((1, 4, 4), np.uint8)
+
+
+def test_all_that_a_set_of_ones_own_lacks_is_in_one_line():
+    said = refusal(eval_set, Unfinished())
+    lacks, has = said.split("; a PairSet must set ")
+    assert lacks.startswith("Unfinished: does not set ")
+    assert {*lacks.removeprefix("Unfinished: does not set ").split(", ")} == {"title", "num_images", "same"}
+    every = {"image_shape", "title", "num_images", "pairs", "same"}
+    assert {*has.removesuffix(", as plsc/data/dataset.py describes").split(", ")} == every
