@@ -81,16 +81,18 @@ def _listed(given: Any) -> list[Any]:
     path = os.fsdecode(given)
     if not os.path.exists(path):
         raise MissingFileError(f"predict: '{escape(path)}' does not exist (looked in {os.getcwd()})")
-    if is_image(path) or cv2.haveImageReader(path) or not _is_text(path):
+    with open_regular(path) as file:
+        start = file.read(4096)
+    if start.startswith(b"\x93NUMPY"):
+        raise UserError(
+            f"predict: {escape(path)} is a NumPy array; give images, a folder, or a list of images. In "
+            "Python, Entry.predict takes the array itself, uint8 [n, C, H, W], as numpy.load returns it"
+        )
+    is_text = start.startswith(UTF_16) or b"\0" not in start
+    if is_image(path) or cv2.haveImageReader(path) or not is_text:
         return [path]
     paths, _, _ = read_list(path, labelled=False)
     return [*paths]
-
-
-def _is_text(path: str) -> bool:
-    with open_regular(path) as file:
-        start = file.read(4096)
-    return start.startswith(UTF_16) or b"\0" not in start
 
 
 def _in_folder(picture: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from PIL import Image
 
 from plsc.data.to_predict import samples_to_predict
 from plsc.utils.preprocessing import Preprocessing
+from tests.helpers.refusals import refusal
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
 WANTED = Preprocessing((3, 9, 7))
@@ -70,3 +71,13 @@ def test_a_damaged_picture_is_no_list(tmp_path, name, data):
     read, names, unread = samples_to_predict(str(tmp_path / name), WANTED)
     assert names == [f"{tmp_path}/{name}"] and not read(0, 1).any()
     assert unread[0].startswith(f"{tmp_path}/{name}: not an image that OpenCV can decode")
+
+
+@pytest.mark.parametrize("value", [0, 65])  # zeros are no text, the letter A is
+def test_a_file_with_an_array_is_refused(tmp_path, value):
+    path = tmp_path / "x.npy"
+    np.save(path, np.full((200, 64), value, np.uint8))
+    assert refusal(samples_to_predict, str(path), Preprocessing((1, 8, 8))) == (
+        f"predict: {path} is a NumPy array; give images, a folder, or a list of images. In "
+        "Python, Entry.predict takes the array itself, uint8 [n, C, H, W], as numpy.load returns it"
+    )
