@@ -58,8 +58,14 @@ class ImageSet:
     def preprocessing(self) -> Preprocessing:
         """Describe the images and how they become the network's input."""
         where = type(self).__name__
-        if getattr(self, "image_shape", None) is None:
+        shape = getattr(self, "image_shape", None)
+        if shape is None:
             raise UserError(f"{where}.image_shape: is not set; set it to the shape of an image, [C, H, W]")
+        if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+            raise UserError(
+                f"{where}.image_shape: must be three numbers (C, H, W), got {escape(repr(shape))}; for data "
+                "without channels or a height, set these to 1, as in (1, 1, 128)"
+            )
         names = "image_shape", "mean", "scale", "channels", "aligned"
         try:
             return Preprocessing(*(getattr(self, name) for name in names))
@@ -88,8 +94,13 @@ def make_image(make: Callable[[], object], shape: tuple[int, ...], what: Callabl
     if isinstance(made, np.ndarray) and made.dtype == np.uint8 and made.shape == tuple(shape):
         return made
     got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
-    remedy = "; mean and scale of the set normalise the pixels later" if "float" in got else ""
-    raise UserError(f"{what()}: must be an array uint8 {list(shape)}, got {got}{remedy}")
+    remedy = (
+        "; mean and scale of the set normalise the pixels later, and docs/data.md shows how to store floats "
+        "as bytes"
+    )
+    raise UserError(
+        f"{what()}: must be an array uint8 {list(shape)}, got {got}{remedy if 'float' in got else ''}"
+    )
 
 
 class Dataset(ImageSet, ABC):

@@ -43,9 +43,12 @@ def test_json_keeps_everything():
     ("attributes", "line"),
     [
         ({}, "image_shape: is not set"),
-        ({"image_shape": (3, 4)}, "image_shape: Field required"),
+        (
+            {"image_shape": (128,)},
+            "image_shape: must be three numbers (C, H, W), got (128,); for data without channels or",
+        ),
         ({"image_shape": (3, 4, 0)}, "image_shape: Input should be greater than or equal to 1"),
-        ({"image_shape": 7}, "image_shape: Input should be a valid tuple"),
+        ({"image_shape": 7}, "image_shape: must be three numbers (C, H, W), got 7;"),
         ({"image_shape": (1, 4, 4), "mean": np.zeros(4)}, "mean: Input should be a valid number"),
         ({"image_shape": (1, 4, 4), "scale": float("nan")}, "scale: Input should be a finite number"),
     ],
