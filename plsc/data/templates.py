@@ -94,7 +94,7 @@ class GalleryProbe(Encoded, IdentificationSet):
     """A search for probes in a gallery.
 
     - `gallery`, `probe`: two image folders or two list files. In a folder, the names of subfolders are the
-      identities. In a list, the labels are the identities. They may be any numbers and may have gaps. If a
+      identities. In a list, the labels are the identities: names, or any numbers, which may have gaps. If a
       probe's identity is not in the gallery, the search should not find it.
     - further keys: those of EncodedPairs (plsc.data.images).
     """
@@ -113,6 +113,8 @@ class GalleryProbe(Encoded, IdentificationSet):
         known, self.identities = np.unique(np.concatenate([who for _, who in parts]), return_inverse=True)
         if os.path.isdir(gallery):
             self.names = identity_names([os.path.join(gallery, name) for name in known])
+        elif known.dtype.kind == "U":  # a list with names
+            self.names = known
         if not np.isin(self.identities[self.probe], self.identities[self.gallery]).any():
             raise UserError(f"{probe}: none of its identities is in {gallery}; both must use the same names")
 

@@ -99,6 +99,9 @@ def test_lists_are_searched_by_label(tmp_path):
     assert refusal(GalleryProbe, *lists).endswith(
         f"{lists[1]}: none of its identities is in {lists[0]}; both must use the same names"
     )
+    (tmp_path / "gallery.txt").write_text("0.png\tAnn\n1.png\tBob\n")
+    (tmp_path / "probe.txt").write_text("2.png\tBob\n")
+    assert GalleryProbe(*lists).names.tolist() == ["Ann", "Bob"]  # compared with the trained classes
     (tmp_path / "probe.txt").write_text("x.png\t10\n")
     assert "probe.txt: 1 of its images do not exist: x.png" in refusal(
         GalleryProbe, *lists, kind=MissingFileError

@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError("-o: changes a config's keys; give the config with -c instead of a set of images")
     if args.validation and not args.train:
         raise UserError("--validation: the config names the sets; add another to DataLoader.Eval.more")
-    if args.train in args.validation:
+    if args.train and os.path.realpath(args.train) in map(os.path.realpath, args.validation):
         raise UserError(f"--validation: {escape(args.train)} is the training set; name another")
     if args.list and os.path.lexists(args.list):
         raise UserError(f"{escape(args.list)}: exists already; name a new list")

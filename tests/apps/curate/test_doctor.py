@@ -222,7 +222,7 @@ def test_names_in_a_list_are_kept(faces, run, tmp_path):
     [
         (["faces", "-o", "Head.margin=0.3"], "-o: changes a config's keys; give the config with -c"),
         (["-c", "my.yaml", "--validation", "lfw.bin"], "--validation: the config names the sets"),
-        (["faces", "--validation", "b", "faces"], "--validation: faces is the training set"),
+        (["faces", "--validation", "b", "faces/"], "--validation: faces is the training set"),
         (["faces", "--list", "faces"], "faces: exists already; name a new list"),
         (["pairs.csv", "--list", "clean.txt"], "--list: pairs.csv has pairs, not labelled images"),
         (["a.rec", "--list", "clean.txt"], "--list: needs images in separate files; plsc convert a.rec"),
