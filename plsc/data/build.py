@@ -9,10 +9,8 @@ build_loader(cfg.DataLoader, dataset, cfg.Global.seed, rank=0, ranks=1)    # of 
 
 from typing import Any
 
-import numpy as np
-
 from plsc.data.config import TRAIN_SET, DataLoaderCfg, TrainCfg
-from plsc.data.dataset import Dataset, check_labels
+from plsc.data.dataset import Dataset, check_labels, checked_identities
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.errors import Mistakes, UserError
@@ -87,7 +85,8 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
     for name, section in loader.sets().items():
         if name != key and not (key == TRAIN_SET and name.startswith(key)):
             continue
-        # Samples with the same number in two sets of a list must not draw the same random numbers.
+        # Samples with the same number in two sets of a list must not draw the same random numbers. The key
+        # `seed` of a set replaces this one.
         number = name.removeprefix(f"{TRAIN_SET}.")
         with mistakes.collected():
             try:
@@ -98,8 +97,8 @@ def build_dataset(loader: DataLoaderCfg, seed: int, key: str = TRAIN_SET) -> Any
                 if is_import_path(section.name):
                     raise type(error)(error.text, name) from error
                 raise
-            if isinstance(getattr(parts[name], "identities", None), list):  # a user's own class
-                parts[name].identities = np.array(parts[name].identities)
+            if is_import_path(section.name) and getattr(parts[name], "identities", None) is not None:
+                parts[name].identities = checked_identities(parts[name])
     mistakes.raise_all()
     dataset = Joined(parts) if len(parts) > 1 else next(iter(parts.values()))
     if key == TRAIN_SET:

@@ -45,9 +45,6 @@ class TrainDatasetCfg(ClassSection):
     before it (docs/data.md)."""
 
     registry = LABELLED
-    # An Eval set does not receive the run's seed: runs with different seeds must have comparable results.
-    supplied = ("seed",)
-
     name: str = "Glyphs"
     """The data set's class. `Glyphs` draws characters at run time. `ImageList` reads your images from a list
     file, `ImageFolder` from a folder for each identity, and `RecImages` from a .rec file. `IdxImages` reads

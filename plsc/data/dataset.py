@@ -315,6 +315,32 @@ def check_labels(data: Dataset) -> None:
     check_array(data, "labels", "int64 [N]", int(classes))
 
 
+def checked_identities(data: ImageSet) -> np.ndarray:
+    """Return the `identities` of a set of a user's own, text or int64 [num_classes], as an array.
+
+    A PairSet's identities are not in the classes' order, and may be of any number.
+
+    Raises UserError if they are anything else, or if two classes have the same one.
+    """
+    what = f"{type(data).__name__}.identities"
+    given = np.asarray(data.identities)
+    if given.dtype.kind not in "Ui" or given.ndim != 1:
+        raise UserError(
+            f"{what}: must be a list of names or of whole numbers, got {escape(data.identities)[:80]}"
+        )
+    if not isinstance(data, Dataset):
+        return given
+    if len(given) != data.num_classes:
+        raise UserError(
+            f"{what}: must have one name for each class, in the order of the class numbers; got "
+            f"{len(given):,} for {data.num_classes:,} classes"
+        )
+    values, counts = np.unique(given, return_counts=True)
+    if len(values) < len(given):
+        raise UserError(f"{what}: two classes have the same name, {escape(values[np.argmax(counts > 1)])}")
+    return given
+
+
 def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> np.ndarray | None:
     """Return the identities in `trained` that are also in `others`. Verification must not share any.
 

@@ -59,7 +59,7 @@ def build_trainer(
     preprocessing, num_classes, names, seen = None, 0, None, None
     with mistakes.collected():
         dataset = build_dataset(cfg.DataLoader, seed)
-        preprocessing, num_classes = dataset.preprocessing, dataset.num_classes
+        preprocessing, num_classes = dataset.preprocessing, int(dataset.num_classes)
         names, seen = dataset.class_names, dataset.identities
     if preprocessing is not None:
         with mistakes.collected():

@@ -94,9 +94,15 @@ def arrays_on_rank_0(tensors: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarr
 
 
 def loss_of(part: Part, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
-    """Compute a part's loss. Raises UserError if it is neither a scalar nor None."""
+    """Compute a part's loss. Raises UserError if it is neither a scalar with a gradient nor 0 nor None."""
     loss = part.loss(batch, emb_BD)
     if loss is None or (isinstance(loss, paddle.Tensor) and loss.size == 1):
+        if loss is not None and loss.stop_gradient and not emb_BD.stop_gradient and loss:
+            raise UserError(
+                f"{type(part).__name__}.loss gave a number without a gradient, so it would not be trained; "
+                "compute it from emb_BD by Paddle's operators, or return None to add nothing",
+                key="Parts",
+            )
         return loss
     raise UserError(
         f"{type(part).__name__}.loss gave {type(loss).__name__} {[*getattr(loss, 'shape', [])]}; return a "

@@ -207,7 +207,7 @@ def test_an_evaluation_set_may_have_a_seed_of_its_own():
 def test_wrong_keywords(write):
     path = write(
         "Model:\n  name: DummyNet\n  widths: 8\n  depht: 3\nDataLoader:\n  Train:\n    dataset:\n      "
-        "name: DummyImages\n      seed: 3\n  Eval:\n    dataset: {name: DummyPiars}\n"
+        "name: DummyImages\n  Eval:\n    dataset: {name: DummyPiars}\n"
     )
     with pytest.raises(
         UserError, match="^unknown dataset 'DummyPiars', did you mean 'DummyPairs'"
@@ -223,8 +223,7 @@ def test_wrong_keywords(write):
             "widths, norm)"
         ),
         "a.yaml:7: DataLoader.Train.dataset.root: is required",
-        "a.yaml:9: DataLoader.Train.dataset.seed: unknown key, did you mean 'Global.seed'?",
-        f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
+        f"a.yaml:10: DataLoader.Eval.dataset.name: {unknown.value}",
         "-o Model.embedding_size=x: Model.embedding_size: must be a valid integer (got 'x')",
     ]
 

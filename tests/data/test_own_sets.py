@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from plsc import cli
+from plsc.checkpoint.store import newest_step
 from plsc.config import load
 from plsc.data import ImageFolder
 from plsc.data.build import build_dataset
@@ -123,3 +124,49 @@ def test_an_augmentation_of_ones_own_changes_the_pictures(two_classes, invert, p
     dataset = f'{{name: "{HERE}:Inverted", folder: {two_classes}, size: 8, invert: {invert}}}'
     data = build_dataset(load({}, [f"DataLoader.Train.dataset={dataset}"]).DataLoader, 0)
     assert (data.sample(0, epoch=0) == pixel).all()
+
+
+class Numbered(Synthetic):
+    """A set with NumPy's number of classes, names, and a seed of its own."""
+
+    def __init__(self, names: int = 23, seed: int = 7, equal: bool = False):
+        super().__init__(23, 5, (1, 12, 10))
+        self.num_classes = self.labels.max() + 1
+        self.identities = [f"speaker {0 if equal else number}" for number in range(names)]
+        self.given = seed
+
+
+def numbered(keys, *more, part="Train"):
+    section = load(TINY, [f'DataLoader.{part}.dataset={{name: "{HERE}:Numbered"{keys}}}', *more])
+    return build_dataset(section.DataLoader, section.Global.seed, f"DataLoader.{part}.dataset")
+
+
+def test_a_set_has_the_seed_of_the_run_or_its_own():
+    assert numbered("", "Global.seed=42").given == 42
+    assert numbered(", seed: 5", "Global.seed=42").given == 5
+
+
+@pytest.mark.parametrize(
+    "keys, text",
+    [
+        (
+            ", names: 115",
+            "must have one name for each class, in the order of the class numbers; got 115 for 23",
+        ),
+        (
+            ", names: 22",
+            "must have one name for each class, in the order of the class numbers; got 22 for 23",
+        ),
+        (", equal: true", "two classes have the same name, speaker 0"),
+    ],
+)
+@pytest.mark.parametrize("part", ["Train", "Eval"])
+def test_a_set_names_each_class_once(keys, text, part):
+    assert f"Numbered.identities: {text}" in refusal(numbered, keys, part=part)
+
+
+def test_numpys_number_of_classes_is_saved(tmp_path):
+    dataset = f'DataLoader.Train.dataset={{name: "{HERE}:Numbered"}}'
+    run = ["train", "-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", dataset, "Global.max_steps=1"]
+    assert cli.main(run) == 0
+    assert newest_step(tmp_path / "checkpoints") == 1

@@ -141,6 +141,7 @@ class Odd(Part):
     ("values", "line", "step"),
     [
         ({"given": 0.0}, r"loss gave float \[\]; return a tensor with one number", 0),
+        ({"given": paddle.ones([])}, "loss gave a number without a gradient, so it would not be trained", 0),
         ({"given": paddle.ones([3])}, r"loss gave Tensor \[3\]; return", 0),
         (
             {"state": {"mean": paddle.ones([1])}},
