@@ -25,6 +25,12 @@ def test_formats_are_recognised_by_looking(tmp_path):
     assert type(data).__name__ == "ImageList" and data.encoded(1).tobytes() == png(1)
 
 
+def test_only_a_list_has_a_root(tmp_path):
+    faces = str(write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1}))
+    line = f"'there' has no effect, because {faces} is not a list; remove it"
+    assert refusal(open_images, faces, root="there") == f"root: {line}"
+
+
 def test_what_is_not_recognised_is_refused(tmp_path):
     assert refusal(open_images, "none", kind=MissingFileError).startswith("'none' does not exist (looked in ")
     (tmp_path / "a.jpg").write_bytes(png(0))
