@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.against:
         return compare(args)
-    if args.json or len(args.threads or ()) > 1:
-        raise UserError("--json and several numbers of --threads: only with --against torch")
+    if args.json or len(args.threads or ()) > 1 or args.dtype != "float32":
+        raise UserError("--json, --dtype and several numbers of --threads: only with --against torch")
     size = args.size or 112
     batch = args.batch or 8
     threads = environment.prepare(args.threads[0] if args.threads else None)
@@ -108,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(args: argparse.Namespace) -> int:
     """Print the comparison with PyTorch."""
+    if args.device != "auto":
+        raise UserError(f"--device: only without --against, which compares CPUs (got {args.device})")
     if args.runs < 1:
         raise UserError(f"--runs: must be at least 1 with --against (got {args.runs})")
     threads = args.threads or [environment.prepare()]

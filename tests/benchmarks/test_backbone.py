@@ -11,6 +11,7 @@ from plsc.backbones.config import BACKBONES
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.lenet import LeNet
 from tests.helpers.launch import ROOT
+from tests.helpers.refusals import refusal
 from tests.helpers.undrawn import undrawn
 
 pytestmark = pytest.mark.slow
@@ -42,6 +43,11 @@ def test_the_tool_prints_the_table(capsys):
     assert [line.split()[1] for line in lines] == ["`LeNet`", "`SmallResNet`"]
     for line in lines:
         assert float(line.split("|")[-2].replace(",", "")) > 0
+
+
+@pytest.mark.parametrize("given", [["--dtype", "bfloat16"], ["--against", "torch", "--device", "cpu"]])
+def test_no_option_is_ignored(given):
+    assert given[-2] in refusal(benchmark.main, ["backbone", "LeNet", *given])
 
 
 def test_attention_is_counted_as_by_hand():
