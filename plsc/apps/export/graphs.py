@@ -37,10 +37,10 @@ class _WithPreprocessing(nn.Layer):
         # The rule of plsc.evaluation.search.unit_rows: zeros stay zeros, and inf * 0 turns an overflow into
         # NaN. `square == 0` would not do, because Paddle's operator is true for every number below 1e-8.
         inverse = paddle.rsqrt(square + paddle.cast(square <= 0, "float32")) + square * 0
-        if (darkest := self.preprocessing.darkest) is None:
+        if self.preprocessing.darkest is None:  # Paddle 2.6 cannot convert an assignment in a condition
             return embedding * inverse
         brightest = paddle.max(paddle.flatten(images, 1), axis=1, keepdim=True)
-        return embedding * inverse * paddle.cast(brightest > darkest, "float32")
+        return embedding * inverse * paddle.cast(brightest > self.preprocessing.darkest, "float32")
 
 
 @contextlib.contextmanager
