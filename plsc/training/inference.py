@@ -223,6 +223,7 @@ def _embed_given(
         raise UserError((several if len(names) > 1 else "") + unread[0])
     if distributed.rank() == 0:
         log_skipped(unread[number] for number in sorted(unread))
+    embeddings[[*unread]] = 0
     units = unit_rows(embeddings)
     if (bad := np.isnan(units).any(axis=1)).any():
         raise UserError(
