@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from plsc.checkpoint.store import newest_step
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.training.run_folder import how_to_resume, locate_checkpoint, write_config
+from tests.helpers.image_files import write_folder
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, checkpoint, checkpoints, rows, steps
 
@@ -76,6 +78,26 @@ def test_a_resumed_run_names_the_settings_that_have_changed(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "WARNING Head.margin is 0.3, and step-00000002 was made with 0.5\n" in said
     assert "WARNING LRScheduler.learning_rate is 0.01, and step-00000002 was made with " in said
+
+
+def test_a_resumed_run_names_the_keys_of_the_training_set_that_have_changed(tmp_path, capsys):
+    """Its files may have been moved, so texts are no difference."""
+    write_folder(tmp_path / "one", {"Ann": 12, "Bob": 12})
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+
+    def said(steps, keys):
+        data = f"DataLoader.Train.dataset={{name: ImageFolder, size: [12, 10], channels: grey, {keys}}}"
+        short = ["DataLoader.Eval.dataset=null", "Global.resume=true", f"Global.max_steps={steps}"]
+        entry(tmp_path / "out", *short, data).train()
+        return re.findall("WARNING (.*was made with.*)", capsys.readouterr().out)
+
+    assert said(1, f"folder: {tmp_path}/one, crop: 0.1") == []
+    assert said(2, f"folder: {tmp_path}/two, crop: 0.1") == []
+    end = "and step-00000002 was made with"
+    assert said(3, f"folder: {tmp_path}/one, crop: 0.2, flip: true") == [
+        f"DataLoader.Train.dataset.crop is 0.2, {end} 0.1",
+        f"DataLoader.Train.dataset.flip is True, {end} its default",
+    ]
 
 
 def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):

@@ -170,16 +170,29 @@ def refuse_other_run(saved: store.Checkpoint, ours: dict[str, Any], data: Datase
 
 
 def changed_settings(saved: store.Checkpoint, ours: dict[str, Any]) -> list[str]:
-    """Return a warning for each key of network, head, optimizer or schedule that has changed.
+    """Return a warning for each key of network, head, optimizer, schedule or training set that has changed.
+
+    Texts of the training set are not compared, because its files may have been moved. If there are several
+    sets, their keys are not compared.
 
     ours: this run's config as plain values.
     """
-    return [
+    lines = [
         f"{section}.{key} is {ours[section][key]}, and {saved.path.name} was made with {before}"
         for section in ("Model", "Head", "Optimizer", "LRScheduler")
         for key, before in dict(saved.config.get(section, {})).items()
         if key in ours[section] and ours[section][key] != before
     ]
+    theirs = saved.config.get("DataLoader", {}).get("Train", {}).get("dataset")
+    mine = ours["DataLoader"]["Train"]["dataset"]
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        for key in {**theirs, **mine}:
+            now, before = (each.get(key, "its default") for each in (mine, theirs))
+            if now != before and not {type(now), type(before)} <= {str}:
+                lines.append(
+                    f"DataLoader.Train.dataset.{key} is {now}, and {saved.path.name} was made with {before}"
+                )
+    return lines
 
 
 def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
