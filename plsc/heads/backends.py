@@ -111,7 +111,7 @@ class Losses:
 
 def takes_kernels(spec: HeadSpec, selection: Selection, inspected: bool) -> bool:
     """Return whether `KernelBackend` can compute a step of the head. The result is the same on every rank.
-    A rank without rows or samples then uses `PaddleBackend` all the same.
+    A rank without rows then uses `PaddleBackend` all the same.
 
     Args:
         spec: the head's properties.

@@ -278,10 +278,8 @@ class TargetRows:
             self._centres = Vectors(rows_ND, spec.margin is not None)
             self.plain_N = (self._centres.values * x_ND).sum(axis=1)
         else:
-            # Not -1: Paddle cannot infer it if this rank has no samples.
-            N, D, J = *x_ND.shape, spec.sub_centres
-            self._centres = Vectors(rows_ND.reshape([N * J, D]), True)
-            centre_NJD = self._centres.values.reshape([N, J, D])
+            self._centres = Vectors(rows_ND.reshape([len(x_ND) * spec.sub_centres, -1]), True)
+            centre_NJD = self._centres.values.reshape([len(x_ND), spec.sub_centres, -1])
             product_NJ = (centre_NJD * x_ND.unsqueeze(1)).sum(axis=2)
             self.plain_N = product_NJ.max(axis=1)
             self._nearest_NJ1 = F.one_hot(product_NJ.argmax(axis=1), spec.sub_centres).unsqueeze(2)
@@ -306,4 +304,4 @@ class TargetRows:
         weight_NJ1 = weight_N1.unsqueeze(2) * self._nearest_NJ1
         by_row_NJD = x_ND.unsqueeze(1) * weight_NJ1
         by_x_ND = (self._centres.values.reshape(by_row_NJD.shape) * weight_NJ1).sum(axis=1)
-        return by_x_ND, self._centres.gradient(by_row_NJD.flatten(0, 1)).reshape(by_row_NJD.shape).flatten(1)
+        return by_x_ND, self._centres.gradient(by_row_NJD.flatten(0, 1)).reshape([len(x_ND), -1])

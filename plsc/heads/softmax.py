@@ -132,9 +132,9 @@ class SoftmaxHead:
             counts: each rank's sample count. If it is None, a collective gathers these numbers, and the host
                 waits for the device.
 
-        Raises UserError if the number is missing, if the embeddings have another size, if there is not one
-        int64 label for each embedding, or if a label is not in [0, C). In the last case, the message names
-        the first sample with such a label.
+        Raises UserError if the number is missing, if the embeddings have another size, if a rank has no
+        samples, if there is not one int64 label for each embedding, or if a label is not in [0, C). In the
+        last case, the message names the first sample with such a label.
         """
         if number is None and self.spec.sample_rate < 1:
             raise UserError(
@@ -145,6 +145,10 @@ class SoftmaxHead:
         if emb.shape[1] != size:
             raise UserError(f"an embedding has {emb.shape[1]} numbers, but the head was made for {size}")
         counts = distributed.gather_counts(len(emb)) if counts is None else counts
+        if 0 in counts:  # Paddle 2.6 cannot compute with empty tensors
+            raise UserError(
+                f"rank {counts.index(0)} has no samples in this step; give each rank at least one"
+            )
         if isinstance(labels, paddle.Tensor):
             labels = gather_labels(labels.flatten().numpy(), counts)
         _check_form(labels, sum(counts))

@@ -161,8 +161,7 @@ class HeadStep:
         self.scaled_ND = self.vectors.times(self.spec.scale)
         by_kernels = takes_kernels(self.spec, self.selection, self.number is None)
         self._factor_is_last = by_kernels or self.spec.targets_apart
-        has_work = by_kernels and self.selection.count and len(x_ND)
-        backend_class = KernelBackend if has_work else PaddleBackend
+        backend_class = KernelBackend if by_kernels and self.selection.count else PaddleBackend
         self.backend = backend_class(self.spec, self.memory, self.selection, x_ND, self.scaled_ND, positions)
         self.plain_N, self.targets = self._apply_margin(positions.owned_N, self.backend.plain_N)
         shared = self._share_targets()

@@ -38,11 +38,6 @@ cases += [
 every = int(sys.argv[1]) if sys.argv[1:] else 1
 cases = [case if number % 7 == 0 else {"steps": 3, **case} for number, case in enumerate(cases)][::every]
 cases += [{"steps": 10 if every == 1 else 3, **case} for case in optimizer_cases(uneven)]
-if W > 1:  # a rank without samples
-    cases += [
-        {"name": "arcface", "num_classes": 11, "counts": [*uneven[:-1], 0], "sharded": sharded, "steps": 3}
-        for sharded in (True, False)
-    ]
 for case in cases:
     errors, bounds = head_errors(**case), rounding(**case)
     for key, error in errors.items():

@@ -115,6 +115,8 @@ def test_mistakes_in_a_loop_of_ones_own_are_one_line():
     }.items():
         want = f"labels must be int64 [2], one class number for each embedding; these are {form}"
         assert refusal(head, emb, wrong, 0) == want
+    said = refusal(head, emb, labels, 0, counts=[2, 0, 3])
+    assert said == "rank 1 has no samples in this step; give each rank at least one"
     said = refusal(head, emb, [1, 2], 0)
     assert said == "labels must be a Paddle tensor or a NumPy array, not a list"
     said = refusal(make_head, 10, 4, "arcface")
