@@ -72,6 +72,8 @@ def parse(text: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(((), line, f"the character {chr(error.character)!r} is not YAML"))
+    except RecursionError:
+        document.problems.append(((), 1, "nested too deeply, or an alias (*) is within its own anchor (&)"))
     return document
 
 
@@ -81,6 +83,8 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     def problem(at: yaml.Node, path: KeyPath, message: str) -> None:
         document.problems.append((path, at.start_mark.line + 1, message))
 
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in (_CORE + "map", _CORE + "seq"):
+        problem(node, path, f"the tag {node.tag.replace(_CORE, '!!')} is not supported; remove it")
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
@@ -94,6 +98,8 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document) -> Any:
             if key_node.tag != _CORE + "str":
                 shown = key if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
                 problem(key_node, path, f"a key must be text (got {shown}); write a number in quotes")
+            elif key == "<<" and not key_node.style:
+                problem(key_node, (*path, key), "merging mappings is not supported; write their keys here")
             elif key in mapping:
                 problem(key_node, (*path, key), f"given twice (first on line {document.lines[(*path, key)]})")
             else:

@@ -63,6 +63,9 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
     ]
 
 
+DEEP = "nested too deeply, or an alias (*) is within its own anchor (&)"
+
+
 @pytest.mark.parametrize(
     "text, line, message",
     [
@@ -84,6 +87,15 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
             1,
             "'x' is not of the type that its tag !!python/object:os.system states",
         ),
+        (
+            "a: 1\nb: !!python/object:os.system {}",
+            2,
+            "the tag !!python/object:os.system is not supported; remove it",
+        ),
+        ("a: !mine [1]", 1, "the tag !mine is not supported; remove it"),
+        ("a: &x {b: 1}\nc: {<<: *x}", 2, "merging mappings is not supported; write their keys here"),
+        ("a: &x {b: *x}", 1, DEEP),
+        ("[" * 3000, 1, DEEP),
         ("a: !!int ten", 1, "'ten' is not of the type that its tag !!int states"),
     ],
 )
