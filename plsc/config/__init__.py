@@ -286,12 +286,22 @@ def _find_data_in(folders: Sequence[str], tree: Any) -> None:
     while pending:
         node = pending.pop()
         items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        paths = _keys_of_paths(node)
         for key, value in list(items):
             # A folder may be called RGB, too.
-            if isinstance(value, str) and value and key not in ("name", "channels"):
+            is_path = key in paths if paths else key not in ("name", "channels")
+            if isinstance(value, str) and value and is_path:
                 found = (os.path.join(folder, value) for folder in folders)
                 node[key] = next(filter(os.path.exists, found), value)
             pending.append(value)
+
+
+def _keys_of_paths(node: Any) -> tuple[str, ...]:
+    """Return the keys that a user's own data set declares as files or folders, or () if it declares none."""
+    name = node.get("name") if isinstance(node, dict) else None
+    with contextlib.suppress(UserError):  # the check of the whole config reports it
+        return DATASETS.get(name).files if isinstance(name, str) and ":" in name else ()
+    return ()
 
 
 def _add_missing_files(merged: MergedConfig) -> None:

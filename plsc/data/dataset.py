@@ -40,7 +40,9 @@ class ImageSet:
     scale: float = SCALE
     channels: str = ""  # "grey", "RGB" or "BGR". "" is grey for one channel, RGB for three
     aligned: bool | None = None  # whether the images are aligned faces. None is unknown
-    files: tuple[str, ...] = ()  # names of __init__'s arguments that name a file or a folder
+    # Names of __init__'s arguments that name a file or a folder. If none are named, a config's texts for all
+    # arguments are looked for among the files beside the config, too.
+    files: tuple[str, ...] = ()
 
     @classmethod
     def check(cls, **arguments: Any) -> None:

@@ -465,6 +465,18 @@ def test_overrides_from_python_may_be_arrays_and_must_be_utf8_text():
     assert line == "an override must be a text 'Section.key=value' (got ('Global.max_steps', 3))"
 
 
+def test_only_the_files_that_an_own_class_declares_are_looked_for(write, tmp_path, monkeypatch):
+    """`split: train` is no path, also if there is a folder of that name."""
+    module = "from plsc.data.synthetic import Synthetic\nclass Own(Synthetic):\n    files = ('folder',)\n"
+    (tmp_path / "own_files.py").write_text(f"{module}    def __init__(self, folder, split): ...\n")
+    (tmp_path / "train").mkdir()
+    path = write("DataLoader: {Train: {dataset: {name: 'own_files:Own', folder: train, split: train}}}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = load(tmp_path / path).DataLoader.Train.dataset.model_extra
+    assert found == {"folder": str(tmp_path / "train"), "split": "train"}
+
+
 def test_a_run_with_a_folder_that_is_not_utf8_names_the_key(write):
     path = write('Global:\n  folders: ["/a\\uDCF6"]\nx: 1')
     line = f"{path}:2: Global.folders.0: is not UTF-8 (got '/a\\xf6'); rename the file or folder"
