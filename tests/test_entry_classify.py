@@ -89,6 +89,16 @@ def test_predict_writes_a_row_for_each_image_and_class(trained, pictures, tmp_pa
     assert (tmp_path / "classes.csv").read_text().splitlines() == ["image,class,cosine", *rows]
 
 
+def test_a_picture_that_cannot_be_read_has_no_class_whatever_its_sample_gives(trained, pictures, monkeypatch):
+    rows = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    monkeypatch.setattr(
+        "plsc.training.inference.embed", lambda _, read, *__: rows if read(0, 2).any() else None
+    )
+    classes, similarity, _ = entry(trained).classify(["gone.png", pictures[0]], top=2)
+    assert classes[0] == [None, None] and np.isnan(similarity[0]).all()
+    assert None not in classes[1] and np.isfinite(similarity[1]).all()
+
+
 @pytest.mark.parametrize("top", [0, -1, 2.5, "3"])
 def test_the_number_of_classes_is_checked(trained, top):
     line = refusal(entry(trained).classify, PIXELS, top=top)

@@ -195,7 +195,7 @@ def classify(
     batches = np.array_split(embeddings, range(size, len(embeddings), size))
     found = [head.classify(paddle.to_tensor(batch), top) for batch in batches]
     number, similarity = (np.concatenate([tensor.numpy() for tensor in each]) for each in zip(*found))
-    similarity[unread] = np.nan
+    number[unread], similarity[unread] = head.shard.num_classes, np.nan
     class_names = network[1].classes() or [str(each) for each in range(head.shard.num_classes)]
     class_names = [*class_names, None]  # the number of no class is the last one
     return [[class_names[each] for each in row] for row in number.tolist()], similarity, names
