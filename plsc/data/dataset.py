@@ -332,7 +332,7 @@ def checked_identities(data: ImageSet) -> np.ndarray:
         )
     if not isinstance(data, Dataset):
         return given
-    if len(given) != data.num_classes:
+    if len(given) != getattr(data, "num_classes", len(given)):  # check_labels refuses a missing one
         raise UserError(
             f"{what}: must have one name for each class, in the order of the class numbers; got "
             f"{len(given):,} for {data.num_classes:,} classes"

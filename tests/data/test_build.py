@@ -20,17 +20,17 @@ def written(text):
 
 
 class Own(Synthetic):
-    def __init__(self, names: list[str]):
+    def __init__(self, names: list[str], labelled: bool = True):
         super().__init__(2)
         self.identities = names
-        if not names:
+        if not labelled:
             del self.labels
 
 
 def test_a_set_of_ones_own_may_name_its_classes_in_a_list_and_must_have_labels():
     own = 'DataLoader.Train.dataset={name: "tests.data.test_build:Own", names: %s}'
     assert dataset_of(load(None, [own % "[Ann, Bob]"])).class_names == ["Ann", "Bob"]
-    assert refusal(build_dataset, load(None, [own % "[]"]).DataLoader, 0) == (
+    assert refusal(build_dataset, load(None, [own % "[Ann, Bob], labelled: false"]).DataLoader, 0) == (
         "DataLoader.Train.dataset: Own.labels: must be an array int64 [N], got NoneType"
     )
 

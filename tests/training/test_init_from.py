@@ -82,8 +82,6 @@ def test_a_head_that_cannot_be_kept_is_new(before, tmp_path, more, line):
 def test_what_does_not_fit_is_refused(before, tmp_path):
     said = refusal(started, tmp_path, before, "Model.widths=[4, 7]")
     assert "checkpoint step-00000002: stages.2.0.weight is [6, 4, 3, 3] in the checkpoint" in said
-    said = refusal(started, tmp_path, before, "DataLoader.Train.batch_size=2", data=people(["a", "a"]))
-    assert "the classes of the data contain a name twice" in said
 
 
 def test_a_folder_without_a_checkpoint_is_refused_before_anything_is_written(tmp_path):

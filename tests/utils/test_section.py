@@ -94,7 +94,9 @@ def test_what_cannot_be_resolved_checks_names_only(check):
     assert check(Unresolved, {"wdth": 1})[1] == [("wdth", "unknown key, did you mean 'width'?")]
 
 
-def test_what_plsc_passes_is_no_key(check):
+def test_what_plsc_passes_is_no_key(check, monkeypatch):
+    assert check(Base, {"seed": 3}) == ({"seed": 3}, [])
+    monkeypatch.setattr(TrainDatasetCfg, "supplied", ("seed",))
     assert check(Base, {"seed": 3})[1] == [("seed", "unknown key, did you mean 'Global.seed'?")]
 
 
