@@ -9,7 +9,7 @@ Training and `plsc eval` share this module. Try it: `plsc eval -c output/faces`.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -211,6 +211,8 @@ def _dark(embeddings: np.ndarray, data: Any) -> int:
     """Return how many embeddings are zero, or 0 if the first one's image is not too dark to count."""
     zero = ~embeddings.any(axis=1)
     first, darkest = int(np.argmax(zero)), data.preprocessing.darkest
-    if not zero[first] or darkest is None or data.images(first, first + 1).max() > darkest:
+    if not zero[first] or darkest is None:
         return 0
-    return int(zero.sum())
+    with suppress(UserError, OSError):  # reading it once more is for a warning only
+        return int(zero.sum()) if data.images(first, first + 1).max() <= darkest else 0
+    return 0

@@ -4,6 +4,7 @@ is refused."""
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -13,11 +14,13 @@ from plsc import cli
 from plsc.config import load
 from plsc.data.dataset import IdentificationSet, TemplatePairs
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
 from plsc.evaluation.sets import build_sets, eval_set
 from plsc.training import evaluator
 from plsc.training.embed import embed
 from plsc.training.metrics import Metrics
+from plsc.utils.preprocessing import Preprocessing
 from tests.helpers.bounds import assert_within, rounded
 from tests.helpers.refusals import refusal
 from tests.helpers.tiny_runs import TINY, Linear, NoisePairs, checkpoints, make_trainer, rows
@@ -152,6 +155,17 @@ def test_mirror_images_are_embedded_too():
 class Dead(Linear):
     def forward(self, images):
         return super().forward(images) * 0
+
+
+@pytest.mark.parametrize("error", [UserError("gone"), OSError(5, "gone")])
+def test_an_image_that_cannot_be_read_again_costs_a_warning_only(error):
+    def images(start, stop):
+        raise error
+
+    data = SimpleNamespace(preprocessing=Preprocessing((1, 12, 10)), images=images)
+    assert evaluator._dark(np.zeros((3, 4), np.float32), data) == 0
+    data.images = lambda start, stop: np.full((stop - start, 1, 12, 10), 3, np.uint8)
+    assert evaluator._dark(np.float32([[1], [0], [0]]), data) == 2
 
 
 def test_embeddings_that_are_all_alike_are_reported_once(capsys):
